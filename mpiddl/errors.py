@@ -1,0 +1,56 @@
+"""The error tree. Every message names the argument, what came, what was wanted and, where there is one, the remedy."""
+
+from __future__ import annotations
+
+
+class MpiddlError(Exception):
+    """Root of every error that mpiddl raises on purpose.
+
+    ``exit_code`` is what the commands exit with: 2 for a mistake in how they were called, 1 for a run that failed.
+    """
+
+    exit_code = 1
+
+
+class UsageError(MpiddlError, ValueError):
+    """An argument, flag or job-file key that cannot be taken as it came."""
+
+    exit_code = 2
+
+
+class ShapeError(UsageError):
+    """Arrays whose shapes or dtypes do not fit together."""
+
+
+class PlacementError(UsageError):
+    """Shards that cannot be dealt to the ranks as asked."""
+
+
+class DataError(MpiddlError, ValueError):
+    """A data file that is missing, damaged or holds values outside what it promises."""
+
+
+class CheckpointError(MpiddlError):
+    """A checkpoint that cannot be read or written."""
+
+
+class CommError(MpiddlError, RuntimeError):
+    """Communication that cannot start or go on."""
+
+
+class MismatchError(CommError):
+    """Ranks that were given different things where the same was wanted; the message lists them."""
+
+    exit_code = 2
+
+
+class TransportError(MpiddlError, OSError):
+    """A lower layer that moves bytes has failed."""
+
+
+class ConvergenceError(MpiddlError):
+    """An iteration that did not reach its tolerance; ``best`` carries the best result so far."""
+
+    def __init__(self, message: str, best: object = None):
+        super().__init__(message)
+        self.best = best
