@@ -1,0 +1,23 @@
+"""Numerical kernels for one core: numba and numpy only, no MPI, no files, no printing; nothing is compiled at import."""
+
+from .dense import IDENTITY, RELU, TANH, forward, input_gradient, weight_gradient
+from .gather import gather_rows
+from .loss import softmax_cross_entropy, squared_error
+from .update import adam, momentum, nesterov, sgd, sum_squares
+
+__all__ = [
+    "IDENTITY",
+    "RELU",
+    "TANH",
+    "adam",
+    "forward",
+    "gather_rows",
+    "input_gradient",
+    "momentum",
+    "nesterov",
+    "sgd",
+    "softmax_cross_entropy",
+    "squared_error",
+    "sum_squares",
+    "weight_gradient",
+]

@@ -1,0 +1,60 @@
+"""mpiddl: distributed learning as SPMD MPI programs.
+
+The same program trains on one rank without mpiexec and on many with it::
+
+    import mpiddl
+    result = mpiddl.train("mlp", (x, y), hidden=(64,), epochs=5)
+
+Names are loaded when they are first used: ``import mpiddl`` starts no MPI, and loads neither numpy nor numba.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpiddl.version import __version__
+
+if TYPE_CHECKING:
+    from mpiddl.job import Job
+    from mpiddl.models import MLP, Model, Score, Softmax, gradcheck
+    from mpiddl.prediction import Trained, load
+    from mpiddl.training import Result, train
+
+_HOME = {
+    "Job": "job",
+    "MLP": "models",
+    "Model": "models",
+    "Score": "models",
+    "Softmax": "models",
+    "gradcheck": "models",
+    "Result": "training",
+    "train": "training",
+    "Trained": "prediction",
+    "load": "prediction",
+}
+
+__all__ = [
+    "MLP",
+    "Job",
+    "Model",
+    "Result",
+    "Score",
+    "Softmax",
+    "Trained",
+    "__version__",
+    "gradcheck",
+    "load",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'mpiddl' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"mpiddl.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

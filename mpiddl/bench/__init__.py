@@ -1,0 +1,1 @@
+"""What ``mpiddl bench`` measures: one subject a file, and how rows are shown and kept (`output`)."""

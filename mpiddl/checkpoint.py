@@ -1,0 +1,292 @@
+"""Checkpoints: safetensors files and a manifest with checksums, written aside and renamed, the newest few kept.
+
+    checkpoints/step-00001200/
+        manifest.json             what it is, at which step, the checksum of each file; written last
+        model.safetensors         the model: named arrays, the same whatever the number of ranks
+        optimiser.safetensors     the optimiser's moments
+        rank-00002.safetensors    what rank 2 alone holds: the strategy's state, and its own replica if ranks differ
+
+A folder without a manifest is unfinished and never read. Nothing touches an earlier checkpoint until a new one is whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpiddl.errors import CheckpointError
+from mpiddl.memory import FlatBuffer
+from mpiddl.strategies.base import Pending
+from mpiddl.transport.agree import agreed
+from mpiddl.version import __version__
+
+FORMAT, VERSION = "mpiddl-checkpoint", 1
+MODEL, OPTIMISER = "model.safetensors", "optimiser.safetensors"
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint as read: the manifest, the model's and optimiser's arrays, and this rank's own arrays and state.
+
+    ``own`` and ``state`` are None when it was written by another number of ranks.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    model: dict[str, np.ndarray]
+    optimiser: dict[str, np.ndarray]
+    own: dict[str, np.ndarray] | None
+    state: Any
+
+
+def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, own: Arrays, state: Any,
+         meta: Mapping[str, Any], keep: int) -> dict[str, Any]:
+    """Write a checkpoint and return its manifest.
+
+    Parameters
+    ----------
+    comm : Comm
+        Ranks that write together.
+    folder : Path
+        Where checkpoints live; on a file system that all ranks see.
+    step : int
+        Names the checkpoint; one of the same step is replaced.
+    model, optimiser : mapping of str to ndarray
+        Written once, by rank 0.
+    own : mapping of str to ndarray
+        Written by each rank into its own file; may be empty.
+    state : nest of dicts, lists, numbers, arrays and Pending
+        This rank's strategy state. Pending results are waited for.
+    meta : mapping
+        JSON values for the manifest.
+    keep : int
+        Checkpoints kept, this one included.
+
+    Raises
+    ------
+    CheckpointError
+        On every rank, if any rank cannot write. Earlier checkpoints are as they were.
+
+    Communication
+    -------------
+    Collective: four all-gathers of short messages.
+    """
+    target, aside = folder / f"step-{step:08d}", folder / f".writing-step-{step:08d}"
+    structure, arrays = pack(state)
+    files = {f"rank-{comm.rank:05d}.safetensors": {**own, **arrays}}
+    if comm.rank == 0:
+        files |= {MODEL: model, OPTIMISER: optimiser}
+    try:
+        with agreed(comm), _disk(folder):
+            aside.mkdir(parents=True, exist_ok=True)
+        with agreed(comm), _disk(folder):
+            written = {name: _write(aside / name, content) for name, content in files.items() if content}
+        everyone = comm.allgather((written, structure))
+        manifest = {
+            "format": FORMAT, "version": VERSION, "mpiddl": __version__, "step": step, "ranks": comm.size, **meta,
+            "files": {name: entry for written, _ in everyone for name, entry in written.items()},
+            "states": [structure for _, structure in everyone],
+        }
+        with agreed(comm), _disk(folder):
+            if comm.rank == 0:
+                _write_json(aside / "manifest.json", manifest)
+                _replace(aside, target)
+    except CheckpointError:
+        if comm.rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise
+    if comm.rank == 0:
+        for old in _complete(folder)[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+    return manifest
+
+
+def load(path: str | Path, rank: int = 0, size: int = 1) -> Checkpoint:
+    """Read a checkpoint: a checkpoint's folder, or a run's folder, of which the newest is taken.
+
+    ``own`` and ``state`` are read only if ``size`` ranks wrote it.
+
+    Raises
+    ------
+    CheckpointError
+        No checkpoint there, one of another program or a newer format, a file missing or damaged.
+    """
+    folder = find(Path(path))
+    manifest = load_manifest(folder)
+    own = state = None
+    if manifest["ranks"] == size:
+        name = f"rank-{rank:05d}.safetensors"
+        own = _read(folder, name, manifest) if name in manifest["files"] else {}
+        state = unpack(manifest["states"][rank], own)
+    optimiser = _read(folder, OPTIMISER, manifest) if OPTIMISER in manifest["files"] else {}
+    return Checkpoint(folder, manifest, _read(folder, MODEL, manifest), optimiser, own, state)
+
+
+def find(path: Path) -> Path:
+    """The checkpoint that ``path`` means: itself, or the newest below it."""
+    if (path / "manifest.json").is_file():
+        return path
+    newest = _complete(path / "checkpoints") or _complete(path)
+    if not newest:
+        raise CheckpointError(f"{path}: no checkpoint here; wanted a run folder (--out) or a folder with a manifest.json")
+    return newest[-1]
+
+
+def fill_params(params: FlatBuffer, found: Checkpoint) -> None:
+    """Copy a checkpoint's model into ``params``; a `CheckpointError` if it is another model's."""
+    for name, view in params.views.items():
+        fill(view, found.model.get(name), name, found.path)
+
+
+def fill(target: np.ndarray, source: np.ndarray | None, name: str, path: Path) -> None:
+    """Copy one array of a checkpoint, or say what does not fit."""
+    if source is None or source.shape != target.shape or source.dtype != target.dtype:
+        came = "nothing" if source is None else f"{source.dtype} of shape {source.shape}"
+        raise CheckpointError(f"{path}: {name}: holds {came}, wanted {target.dtype} of shape {target.shape}")
+    target[...] = source
+
+
+def pack(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """A state as JSON structure and named arrays; results in flight are waited for.
+
+    Examples
+    --------
+    >>> structure, arrays = pack({"queue": [np.arange(2.0)], "round": 3})
+    >>> unpack(structure, arrays)
+    {'queue': [array([0., 1.])], 'round': 3}
+    """
+    arrays: dict[str, np.ndarray] = {}
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, (np.ndarray, Pending)):
+            kind, array = ("pending", value.wait()) if isinstance(value, Pending) else ("array", value)
+            name = f"state.{len(arrays)}"
+            arrays[name] = np.ascontiguousarray(array)
+            return {kind: name}
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            return {"dict": {key: walk(item) for key, item in value.items()}}
+        if isinstance(value, (list, tuple)):
+            return {"list": [walk(item) for item in value]}
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return {"value": value}
+        raise CheckpointError(
+            f"strategy state: got {type(value).__name__}, wanted dicts with string keys, lists, numbers, strings, arrays "
+            "or Pending"
+        )
+
+    return walk(state), arrays
+
+
+def unpack(structure: Any, arrays: Arrays) -> Any:
+    """The state that `pack` took apart (a tuple comes back as a list)."""
+    ((kind, content),) = structure.items()
+    if kind == "dict":
+        return {key: unpack(item, arrays) for key, item in content.items()}
+    if kind == "list":
+        return [unpack(item, arrays) for item in content]
+    if kind == "value":
+        return content
+    return Pending(arrays[content]) if kind == "pending" else arrays[content]
+
+
+class _disk(suppress):
+    """Turns an `OSError` of the block into a `CheckpointError` that says what the disk has left."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        if not isinstance(error, OSError):
+            return False
+        free = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            with suppress(OSError):
+                free = f" ({shutil.disk_usage(_existing(self.folder)).free / 2**20:.1f} MiB free)"
+        raise CheckpointError(
+            f"checkpoint in {self.folder}: {error.strerror or error}{free}; earlier checkpoints are untouched"
+        ) from None
+
+
+def _existing(folder: Path) -> Path:
+    return next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+
+
+def _write(path: Path, arrays: Arrays) -> dict[str, Any]:
+    from safetensors.numpy import save as to_bytes
+
+    content = to_bytes({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    _write_bytes(path, content)
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _write_json(path: Path, value: Any) -> None:
+    _write_bytes(path, json.dumps(value, indent=1).encode())
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(aside: Path, target: Path) -> None:
+    """Rename into place; an older checkpoint of the same step steps back first and goes last."""
+    older = target.with_name(f".replaced-{target.name}")
+    if target.exists():
+        target.rename(older)
+    aside.rename(target)
+    descriptor = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # the renames themselves, too
+    finally:
+        os.close(descriptor)
+    shutil.rmtree(older, ignore_errors=True)
+
+
+def _complete(folder: Path) -> list[Path]:
+    """Whole checkpoints below ``folder``, oldest first."""
+    return sorted(entry for entry in folder.glob("step-*") if (entry / "manifest.json").is_file())
+
+
+def load_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, checked for its form; a `CheckpointError` if it is none of ours."""
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: damaged ({error}); wanted a manifest written by mpiddl") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: not a checkpoint of mpiddl; wanted \"format\": \"{FORMAT}\"")
+    if manifest.get("version") != VERSION:
+        raise CheckpointError(f"{path}: format version {manifest.get('version')!r}, this mpiddl reads version {VERSION}")
+    for key, kind in (("step", int), ("ranks", int), ("files", dict), ("states", list)):
+        if not isinstance(manifest.get(key), kind):
+            raise CheckpointError(f"{path}: damaged (no {key!r} in it)")
+    return manifest
+
+
+def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    from safetensors.numpy import load as from_bytes
+
+    path = folder / name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}; the manifest lists this file") from None
+    entry = manifest["files"].get(name)
+    if entry is None or hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise CheckpointError(f"{path}: damaged (its checksum is not the one in the manifest); resume from an earlier one")
+    return {key: array.copy() for key, array in from_bytes(content).items()}  # they come read-only

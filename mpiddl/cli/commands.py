@@ -1,0 +1,159 @@
+"""The commands and their options. What they call is imported when they are called, so that ``--version`` is quick."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mpiddl.errors import UsageError
+from mpiddl.job import FIELDS, read_job_file
+from mpiddl.version import __version__
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="mpiddl", message="%(prog)s %(version)s")
+def mpiddl() -> None:
+    """Distributed learning as MPI programs: train, evaluate and predict on any number of ranks.
+
+    \b
+    mpiddl train --data digits                    on one rank
+    mpiexec -n 4 mpiddl train --data digits       the same on four
+    mpiexec -n 4 mpiddl doctor                    is everything in place?
+    """
+
+
+def _job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A flag for each setting of `mpiddl.job.Job`; flags that are not given are None, so that a job file can speak."""
+    for field in reversed(list(FIELDS.values())):
+        command = _option(field)(command)
+    return command
+
+
+def _option(field: dataclasses.Field[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    kind, choices = type(field.default), field.metadata["choices"]
+    flag = "--" + field.name.replace("_", "-")
+    default = ",".join(map(str, field.default)) if kind is tuple else field.default
+    text = f"{field.metadata['text']}.  [default: {default}]"
+    if kind is tuple:
+        return click.option(flag, callback=_numbers, metavar="N,N,...", help=text)
+    metavar = "|".join(choices) if choices else {int: "N", float: "X", str: "NAME"}[kind]
+    return click.option(flag, type=kind, metavar=metavar, help=text)
+
+
+def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    try:
+        return tuple(int(part) for part in value.split(",") if part)
+    except ValueError:
+        raise UsageError(f"{parameter.name}: got {value!r}, wanted whole numbers separated by commas") from None
+
+
+@mpiddl.command(epilog="""
+\b
+Examples:
+  mpiexec -n 4 mpiddl train --data digits --out runs/digits
+  MPIDDL_DATA=~/data mpiexec -n 4 mpiddl train --data fashion-mnist --hidden 256,128 --out runs/fashion
+  mpiexec -n 4 mpiddl train --out runs/fashion --resume --epochs 20
+  srun mpiddl train job.toml --max-seconds 3000 --resume
+""")
+@click.argument("job_file", required=False, type=click.Path(path_type=Path), metavar="[JOB.toml]")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for settings, metrics, checkpoints, plots and summary.")
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out; start there if there is none.")
+@click.option("--overwrite", is_flag=True, help="Replace the run that is in --out.")
+@click.option("--dry-run", is_flag=True, help="Check everything, print the settings and the dealing of shards, and stop.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@_job_options
+def train(job_file: Path | None, out: Path | None, resume: bool, overwrite: bool, dry_run: bool, quiet: bool,
+          **flags: Any) -> None:
+    """Train a network on all ranks.
+
+    Settings come from the flags below and from JOB.toml, whose keys are the flags' names with underscores; flags win.
+    The batch is the global one: the same samples make a step on 1 rank and on 100.
+    """
+    from mpiddl import training
+
+    settings = read_job_file(job_file) if job_file else {}
+    settings |= {name: value for name, value in flags.items() if value is not None}
+    options = {"out": out, "resume": resume, "overwrite": overwrite, "quiet": quiet}
+    if dry_run:
+        click.echo(training.describe(**options, **settings), nl=False)
+    else:
+        training.train(**options, **settings)
+
+
+@mpiddl.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--data", help="Data set; by default the one it was trained on.", metavar="NAME")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def evaluate(run: Path, data: str | None, as_json: bool) -> None:
+    """Measure a trained model on test rows.
+
+    RUN is a run's folder, of which the newest checkpoint is taken, or a checkpoint's folder.
+    """
+    from mpiddl.inference import evaluate_run
+
+    found = evaluate_run(run, data)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    for name, value in found.items():
+        click.echo(f"{name:<14} {value:.4f}" if isinstance(value, float) else f"{name:<14} {value}")
+
+
+@mpiddl.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("rows", metavar="ROWS")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The .npy file to write.")
+@click.option("--raw", is_flag=True, help="Write the model's outputs; by default class numbers where there are classes.")
+def predict(run: Path, rows: str, output: Path, raw: bool) -> None:
+    """Apply a trained model to rows, each rank to its share.
+
+    RUN is a run's or a checkpoint's folder. ROWS is a .npy file of shape (n, features), or a data set, whose test rows are taken.
+    OUTPUT gets one entry a row, in order.
+    """
+    from mpiddl.inference import predict_run
+
+    count = predict_run(run, rows, output, raw)
+    click.echo(f"{count} rows -> {output}")
+
+
+@mpiddl.command()
+def doctor() -> None:
+    """Check that everything is in place: MPI, launcher, ranks, threads, memory, disk.
+
+    Run it as you run your job: alone, under mpiexec, under srun. Exits with 1 if something is wrong, and says what to do.
+    """
+    from mpiddl import doctor as module
+
+    findings = module.run()
+    module.show(findings)
+    sys.exit(1 if any(finding.ok is False for finding in findings) else 0)
+
+
+@mpiddl.group()
+def bench() -> None:
+    """Measure mpiddl against the alternatives, interleaved in one run."""
+
+
+@bench.command()
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Also write the environment and the rows to FILE.", metavar="FILE")
+@click.option("--threads", default=1, show_default=True, help="Threads for every contender.")
+@click.option("--seconds", default=8.0, show_default=True, help="Time for each case.")
+def step(path: Path | None, threads: int, seconds: float) -> None:
+    """Training steps per second against PyTorch and plain numpy on the same network, batch and threads."""
+    from mpiddl.bench import step as module
+    from mpiddl.bench.output import show, write
+
+    rows = module.run(threads=threads, seconds=seconds)
+    show("step", rows)
+    if path:
+        write(path, rows)

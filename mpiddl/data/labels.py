@@ -1,0 +1,141 @@
+"""What labels may be: class numbers 0..classes-1, or the targets of a regression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from ..errors import DataError, UsageError
+from .rows import RowArray
+
+Task = Literal["classification", "regression"]
+
+FEW_LABELS = (
+    32  # below this a handful of rows may skip class numbers; a byte that was damaged is mostly above it
+)
+ROWS_TO_SEE_ALL = (
+    10  # rows a class from which a set is expected to show every class: one in e^10 = 22,000 is missed
+)
+
+
+def task_of(labels: RowArray, task: Task | None) -> Task:
+    """Return ``task``, or by default what the labels' dtype says: integers are classes, floats are targets.
+
+    Raises
+    ------
+    UsageError
+        If ``task`` is unknown; the same on every rank.
+    DataError
+        If the labels' dtype or number of dimensions does not fit the task; the same on every rank.
+    """
+    if task not in (None, "classification", "regression"):
+        raise UsageError(f"task: {task!r} came, 'classification' or 'regression' was wanted")
+    if labels.dtype.kind not in "biuf":
+        raise DataError(f"{labels.name}: {labels.dtype} came as labels, integers or floats were wanted")
+    task = task or ("regression" if labels.dtype.kind == "f" else "classification")
+    columns = labels.shape[1:]
+    if task == "classification" and columns not in ((), (1,)):
+        raise DataError(
+            f"{labels.name}: shape {labels.shape} came, class numbers of shape (rows,) were wanted; "
+            f"turn one-hot rows into class numbers with y.argmax(1)"
+        )
+    if len(columns) > 1:
+        raise DataError(
+            f"{labels.name}: shape {labels.shape} came, (rows,) or (rows, k) was wanted for regression"
+        )
+    return task
+
+
+def class_numbers(labels: np.ndarray, name: str) -> np.ndarray:
+    """Return labels (rows,) or (rows, 1) of any number type as int64 (rows,).
+
+    Raises
+    ------
+    DataError
+        If one is not a whole number; on the ranks that read it.
+    """
+    labels = labels.reshape(len(labels))
+    if labels.dtype.kind == "f":
+        _refuse(
+            np.isfinite(labels) & (labels == np.floor(labels)),
+            labels,
+            name,
+            "whole class numbers were wanted",
+        )
+    return labels.astype(np.int64, copy=False)
+
+
+def check_labels(labels: np.ndarray, classes: int, name: str) -> None:
+    """Refuse class numbers outside 0..classes-1.
+
+    Raises
+    ------
+    DataError
+        If one is; the message names the row and the label. On the ranks that read it.
+    """
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        _refuse((labels >= 0) & (labels < classes), labels, name, f"0..{classes - 1} was wanted")
+
+
+def _refuse(fine: np.ndarray, labels: np.ndarray, name: str, wanted: str) -> None:
+    """Raise for the first label that is not fine."""
+    if not fine.all():
+        row = int(np.argmin(fine))
+        raise DataError(f"{name}: row {row} holds the label {labels[row]}, {wanted}")
+
+
+def count_classes(labels: np.ndarray, name: str) -> int:
+    """Return the number of classes: the largest label plus one.
+
+    A damaged label must not pass for a class. So labels have to be plausible: no more classes than rows (or
+    32), and, where there are as many rows as classes, at least half of the classes in use.
+
+    Parameters
+    ----------
+    labels : int64 (rows,)
+        All training labels, not only those of this rank.
+    name : str
+        Where they come from, for messages.
+
+    Raises
+    ------
+    DataError
+        If a label is negative or implausibly large; the same on every rank.
+    """
+    wanted = f"0..classes-1 was wanted, with no more classes than rows ({len(labels)})"
+    _refuse((labels >= 0) & (labels < max(len(labels), FEW_LABELS)), labels, name, wanted)
+    classes = int(labels.max()) + 1
+    used = np.count_nonzero(np.bincount(labels))
+    if 2 * used < classes <= len(labels):
+        raise DataError(
+            f"{name}: row {np.argmax(labels)} holds the label {classes - 1} "
+            f"though only {used} different labels occur; "
+            f"0..classes-1 was wanted without such gaps (renumber them, or name the number of classes)"
+        )
+    return classes
+
+
+def sorted_warning(labels: Sequence[np.ndarray], classes: int | None) -> str | None:
+    """Return a sentence if shards miss most classes, as they do when a file is sorted by label; else None.
+
+    Parameters
+    ----------
+    labels : sequence of int64 (rows,)
+        The labels of each shard that this rank holds.
+    classes : int or None
+        Number of classes; None (regression) never warns.
+    """
+    # Eight rows a class: balanced, shuffled rows then miss half of the classes with a chance below 1e-4.
+    counts = [
+        len(np.unique(shard)) for shard in labels if classes and classes > 1 and len(shard) >= 8 * classes
+    ]
+    poor = [count for count in counts if 2 * count <= classes]  # type: ignore[operator]
+    if not poor:
+        return None
+    return (
+        f"{len(poor)} of the {len(labels)} shards here hold at most half of the {classes} classes (one holds "
+        f"{min(poor)}), as in a file sorted by label: strategies that train locally suffer; "
+        f"shuffle the rows of the file once"
+    )

@@ -1,0 +1,159 @@
+"""numpy's own files: a folder of ``x_train.npy``, ``y_train.npy`` ..., or one ``.npz`` with arrays of these
+names.
+
+``.npy`` files and members stored without compression (`numpy.savez`) are mapped; compressed members
+(`numpy.savez_compressed`) are unpacked in chunks by every rank, which keeps only its own rows.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from ..errors import DataError
+from .arrays import arrays_data
+from .base import Data
+from .hold_out import TEST_FRACTION
+from .labels import Task
+from .rows import MappedRows, MemoryRows, RowArray, StreamedRows, reading
+
+NAMES = (("x_train", "y_train"), ("x", "y"))
+TEST_NAMES = ("x_test", "y_test")
+WANTED = "x_train.npy and y_train.npy, or x.npy and y.npy (numpy)"
+
+
+def matches(folder: Path) -> bool:
+    """Return whether a folder holds the features of one of the pairs."""
+    return any((folder / f"{name}.npy").exists() for pair in NAMES for name in pair)
+
+
+def npy_data(folder: Path, task: Task | None = None, test_fraction: float = TEST_FRACTION) -> Data:
+    """Open a folder of ``.npy`` files; without ``x_test.npy`` and ``y_test.npy`` a part is held out for
+    testing.
+
+    Raises
+    ------
+    DataError
+        If a file is missing, damaged, or holds Python objects.
+    """
+    present = sorted(path.stem for path in folder.glob("*.npy"))
+    return _data(
+        folder.name, f"{folder}", present, lambda name: _open_npy(folder / f"{name}.npy"), task, test_fraction
+    )
+
+
+def npz_data(path: Path, task: Task | None = None, test_fraction: float = TEST_FRACTION) -> Data:
+    """Open an ``.npz`` file; without ``x_test`` and ``y_test`` in it a part is held out for testing.
+
+    Raises
+    ------
+    DataError
+        If it is no ``.npz`` file, lacks an array, is damaged, or holds Python objects.
+    """
+    with reading(path):
+        if not zipfile.is_zipfile(path):
+            raise DataError(
+                f"{path}: not an .npz file (a zip archive of .npy files was wanted), or truncated"
+            )
+        with zipfile.ZipFile(path) as archive:
+            present = sorted(name.removesuffix(".npy") for name in archive.namelist())
+    return _data(
+        path.stem, f"{path}", present, lambda name: _open_member(path, f"{name}.npy"), task, test_fraction
+    )
+
+
+def _data(
+    name: str,
+    where: str,
+    present: Sequence[str],
+    opened: Callable[[str], RowArray],
+    task: Task | None,
+    test_fraction: float,
+) -> Data:
+    """Return the data set made of the arrays of the agreed names among those that are present."""
+    names = next((pair for pair in NAMES if set(pair) <= set(present)), None)
+    tested = set(TEST_NAMES) & set(present)
+    if names is None or len(tested) == 1:
+        wanted = "x_train and y_train, or x and y" if names is None else "both x_test and y_test, or neither,"
+        raise DataError(f"{where}: {wanted} were wanted, {', '.join(present) or 'no arrays'} came")
+    arrays = [opened(key) for key in names + TEST_NAMES * bool(tested)]
+    arrays[1::2] = [_unpacked(labels) for labels in arrays[1::2]]
+    return arrays_data(*arrays, name=name, task=task, test_fraction=test_fraction)
+
+
+def _unpacked(labels: RowArray) -> RowArray:
+    """Return labels in memory if they are compressed: they are small, and read more than once."""
+    if isinstance(labels, StreamedRows):
+        return MemoryRows(labels.name, labels.read([range(labels.shape[0])])[0])
+    return labels
+
+
+def _open_npy(path: Path) -> RowArray:
+    """Return a ``.npy`` file as an array of rows, with only the header read."""
+    with reading(path), open(path, "rb") as file:
+        shape, fortran, dtype = _header(file, str(path))
+        offset = file.tell()
+    _check_size(str(path), os.path.getsize(path) - offset, shape, dtype)
+    return MappedRows(str(path), str(path), offset, shape, dtype, fortran)
+
+
+def _open_member(path: Path, member: str) -> RowArray:
+    """Return a member of an ``.npz`` file as an array of rows, with only the header read."""
+    name = f"{member.removesuffix('.npy')} in {path}"
+
+    def unpacked() -> IO[bytes]:
+        try:
+            return zipfile.ZipFile(path).open(member)
+        except (NotImplementedError, RuntimeError) as error:  # an unknown method, a password
+            raise DataError(f"{name}: cannot be unpacked ({error})") from error
+
+    with reading(path), unpacked() as file, zipfile.ZipFile(path) as archive:
+        shape, fortran, dtype = _header(file, name)
+        skip, info = file.tell(), archive.getinfo(member)
+    _check_size(name, info.file_size - skip, shape, dtype)
+    if info.compress_type == zipfile.ZIP_STORED:
+        return MappedRows(name, str(path), _member_start(path, info) + skip, shape, dtype, fortran)
+    if fortran:
+        raise DataError(f"{name}: compressed column by column; save np.ascontiguousarray(...) of it")
+    return StreamedRows(name, str(path), unpacked, skip, shape, dtype)
+
+
+def _check_size(name: str, size: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Refuse an array of which fewer bytes are there than its header promises."""
+    wanted = prod(shape) * dtype.itemsize
+    if size < wanted:
+        raise DataError(f"{name}: {size} bytes came, {wanted} were wanted for {dtype} {shape}: truncated")
+
+
+def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return shape, column order and dtype from the header of a ``.npy`` stream."""
+    try:
+        version = npy_format.read_magic(file)
+        if version == (1, 0):
+            shape, fortran, dtype = npy_format.read_array_header_1_0(file)
+        else:
+            shape, fortran, dtype = npy_format.read_array_header_2_0(file)
+    except ValueError as error:
+        raise DataError(f"{name}: not a .npy array ({error})") from error
+    if dtype.hasobject:
+        raise DataError(
+            f"{name}: Python objects came (dtype {dtype}), which only pickle reads, and pickle can run code: "
+            f"refused; save numbers"
+        )
+    return shape, fortran, dtype
+
+
+def _member_start(path: Path, info: zipfile.ZipInfo) -> int:
+    """Return where the bytes of a stored member begin: behind its local header (PKWARE APPNOTE 4.3.7)."""
+    with reading(path), open(path, "rb") as file:
+        file.seek(info.header_offset)
+        name_size, extra_size = struct.unpack("<26x2H", file.read(30))
+    return info.header_offset + 30 + name_size + extra_size

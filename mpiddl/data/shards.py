@@ -1,0 +1,146 @@
+"""The rows of some shards in memory (or mapped), and the batches drawn from them.
+
+Idea: a shard's rows are shuffled by a generator of its own every epoch, and a global batch takes the next few
+rows of every shard (`mpiddl.layout.Layout`). So the rows of a step depend on the seed and on the number of
+shards alone; ranks only divide them.
+
+Cost: the rows are read once; a batch is one pass over its rows into a buffer that is used again; memory is
+the rows themselves (none for mapped files), 24 bytes of indices a training row, and one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ..errors import ShapeError, UsageError
+from ..kernels import gather_rows
+from ..layout import Layout
+from ..memory import aligned_zeros, float_dtype
+from .base import Rows, Source
+from .runs import Run, read_runs
+
+
+class ShardedRows:
+    """The rows of the shards that a rank holds.
+
+    Parameters
+    ----------
+    source : Source
+        All rows; only those of ``shards`` are read, once, here.
+    layout : Layout
+        How the rows are cut, split and walked; ``layout.rows`` is ``source.n``.
+    shards : sequence of int
+        The shards held; none is fine and makes batches of no rows.
+    seed : int
+        The run's seed: the same on every rank.
+    dtype : {"float32", "float64"}
+        The model's.
+
+    Attributes
+    ----------
+    shards : list of int
+        The shards held, ascending.
+    rows, train_rows, validation_rows : int
+        Rows held here, and how many of them are trained on and held back.
+
+    Raises
+    ------
+    ShapeError
+        If source and layout disagree, or the source breaks its promise about shapes.
+    PlacementError
+        If a shard does not exist or is named twice.
+    DataError
+        If a row holds NaN, infinity, or a label out of range: on the ranks that hold it.
+
+    Examples
+    --------
+    >>> from mpiddl.data import ArraySource
+    >>> source = ArraySource(np.arange(12.0).reshape(6, 2), np.arange(6) % 2)
+    >>> held = ShardedRows(source, Layout(rows=6, shards=3, batch=4), shards=[0, 1], seed=0, dtype="float32")
+    >>> [held.batch(epoch=0, step=step)[0].shape for step in range(2)]
+    [(3, 2), (1, 2)]
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        layout: Layout,
+        shards: Sequence[int],
+        seed: int = 0,
+        dtype: DTypeLike = "float32",
+    ):
+        if layout.rows != source.n:
+            raise ShapeError(f"layout: {layout.rows} rows came, the source has {source.n}")
+        self.layout, self.shards, self.classes = layout, layout.check_shards(shards), source.classes
+        self._dtype, self._features, self._targets = float_dtype(dtype), prod(source.shape), source.targets
+        self._runs = read_runs(source, layout, self.shards, seed, self._dtype)
+        self.rows = sum(len(run.x) for run in self._runs)
+        self.train_rows = sum(layout.train_count(shard) for shard in self.shards)
+        self.validation_rows = self.rows - self.train_rows
+        self._buffer = self._new_buffer(layout.max_batch_rows(self.shards))
+        self._epoch: int | None = None
+        self._orders: list[tuple[Run, np.ndarray]] = []
+
+    def batch(self, epoch: int, step: int) -> Rows:
+        """Return this rank's rows of a global batch.
+
+        Parameters
+        ----------
+        epoch, step : int
+            Counted from 0; the step within the epoch.
+
+        Returns
+        -------
+        x : (rows, features) of the model's dtype, C-contiguous, 64-byte aligned
+            Features; uint8 is scaled by 1/255.
+        y : int64 (rows,), or (rows,) or (rows, k) of the model's dtype
+            Labels. Both arrays are overwritten by the next call; ``rows`` may be 0.
+
+        Raises
+        ------
+        UsageError
+            If there is no such step in an epoch; the same on every rank.
+        """
+        if not 0 <= step < self.layout.steps_per_epoch:
+            raise UsageError(f"step: {step} came, an epoch has steps 0 to {self.layout.steps_per_epoch - 1}")
+        if epoch != self._epoch:
+            self._epoch, self._orders = epoch, [(run, run.order(epoch)) for run in self._runs]
+        taken = [(run, order[run.starts[step] : run.starts[step + 1]]) for run, order in self._orders]
+        return _gather(self._buffer, taken)
+
+    def validation(self, chunk: int = 1024) -> Iterator[Rows]:
+        """Yield the rows held back from training, at most ``chunk`` at a time, as `batch` returns them."""
+        return self._chunks([run.held_back for run in self._runs], chunk)
+
+    def all_rows(self, chunk: int = 1024) -> Iterator[Rows]:
+        """Yield every row held here, in order, as `validation` does: what a test set needs."""
+        return self._chunks([np.arange(len(run.x)) for run in self._runs], chunk)
+
+    def shard_labels(self) -> list[np.ndarray]:
+        """Return the labels of each shard held that has rows, as `mpiddl.data.sorted_warning` takes them."""
+        return [labels for run in self._runs for labels in run.shard_labels()]
+
+    def _chunks(self, picks: Sequence[np.ndarray], chunk: int) -> Iterator[Rows]:
+        buffer = self._new_buffer(min(chunk, max(map(len, picks), default=0)))
+        for run, indices in zip(self._runs, picks, strict=True):
+            for start in range(0, len(indices), chunk):
+                yield _gather(buffer, [(run, indices[start : start + chunk])])
+
+    def _new_buffer(self, rows: int) -> Rows:
+        x = aligned_zeros(rows * self._features, self._dtype).reshape(rows, self._features)
+        kind = self._dtype if self.classes is None else np.dtype(np.int64)
+        return x, aligned_zeros(rows * prod(self._targets), kind).reshape(rows, *self._targets)
+
+
+def _gather(buffer: Rows, picks: Sequence[tuple[Run, np.ndarray]]) -> Rows:
+    """Copy the picked rows of each run into the buffer, one run behind the other."""
+    (x, y), stop = buffer, 0
+    for run, indices in picks:
+        start, stop = stop, stop + len(indices)
+        gather_rows(run.x, indices, run.scale, x[start:stop])
+        np.take(run.y, indices, axis=0, out=y[start:stop], mode="clip")  # "raise" copies through a buffer
+    return x[:stop], y[:stop]

@@ -1,0 +1,80 @@
+"""A run's folder: what was asked (job.toml), what happened (metrics.jsonl), what came out (summary.json, checkpoints, plots).
+
+    runs/demo/
+        job.toml          every setting, as resolved; `mpiddl train runs/demo/job.toml` runs it again
+        metrics.jsonl     a line every `log_every` steps and one a validation
+        summary.json      the result
+        checkpoints/      see mpiddl.checkpoint
+        curves.png        loss and accuracy against steps, seconds and bytes, where matplotlib is installed
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mpiddl.errors import UsageError
+from mpiddl.metrics import read_lines
+
+CONTENTS = ("job.toml", "metrics.jsonl", "summary.json", "checkpoints", "curves.png")
+
+
+class Folder:
+    """Paths in a run's folder; made by `prepare`."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.job = self.path / "job.toml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.summary = self.path / "summary.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.curves = self.path / "curves.png"
+
+    def prepare(self, resume: bool, overwrite: bool) -> None:
+        """Make the folder. One that holds a run is continued, replaced or refused, never mixed with another.
+
+        Raises
+        ------
+        UsageError
+            If it holds a run and neither ``resume`` nor ``overwrite`` is set, or it cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            there = [name for name in CONTENTS if (self.path / name).exists()]
+            if there and overwrite:
+                self._clear()
+            elif there and not resume:
+                raise UsageError(
+                    f"out: {self.path} already holds a run ({', '.join(there)}); continue it with --resume, replace it with "
+                    "--overwrite, or name another folder"
+                )
+        except OSError as error:
+            raise UsageError(f"out: {self.path}: {error.strerror}; wanted a folder that can be written") from None
+
+    def has_checkpoint(self) -> bool:
+        return any(self.checkpoints.glob("step-*/manifest.json"))
+
+    def write_job(self, settings: Mapping[str, Any]) -> None:
+        self.job.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in settings.items()), encoding="utf-8")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        self.summary.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+
+    def read_lines(self) -> list[dict[str, Any]]:
+        return read_lines(self.metrics)
+
+    def _clear(self) -> None:
+        for name in CONTENTS:
+            entry = self.path / name
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
+
+
+def _toml(value: Any) -> str:
+    """A number, word or list of numbers as TOML; JSON's form of them is TOML's too."""
+    return json.dumps(value, ensure_ascii=False)

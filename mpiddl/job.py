@@ -1,0 +1,170 @@
+"""A training job: every setting, its default and its meaning, in one place.
+
+The flags of ``mpiddl train``, the keys of a TOML job file and the keywords of `mpiddl.train` are the fields of `Job`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from mpiddl.errors import UsageError
+
+
+def setting(default: Any, text: str, choices: tuple[str, ...] = (), least: float | None = None, most: float | None = None,
+            above: float | None = None) -> Any:
+    """A field of `Job`: its default, its meaning in words, and which values are taken."""
+    bounds = {"least": least, "most": most, "above": above}
+    return dataclasses.field(default=default, metadata={"text": text, "choices": choices, **bounds})
+
+
+@dataclass(frozen=True)
+class Job:
+    """The settings of one training run; see each field's ``metadata["text"]`` or ``mpiddl train --help``.
+
+    Raises
+    ------
+    UsageError
+        If a value is of the wrong type, out of its range or not among the choices.
+
+    Examples
+    --------
+    >>> Job(epochs=3, hidden=(256, 128)).epochs
+    3
+    >>> Job(epochs=-1)
+    Traceback (most recent call last):
+        ...
+    mpiddl.errors.UsageError: epochs: got -1, wanted 0 or more
+    """
+
+    data: str = setting("digits", "data set: 'digits', or a folder or file, itself or under a folder of MPIDDL_DATA")
+    test_fraction: float = setting(0.2, "rows held out for the test when the data has no test set; 0: none", least=0, most=0.9)
+    validation: float = setting(0.1, "fraction of the training rows kept for validation", least=0, most=0.9)
+    model: str = setting("mlp", "network", ("mlp", "softmax"))
+    hidden: tuple[int, ...] = setting((64,), "widths of the hidden layers, first to last, separated by commas", least=1)
+    activation: str = setting("relu", "activation of the hidden layers", ("relu", "tanh"))
+    initialisation: str = setting("he", "initial weights", ("he", "glorot"))
+    loss: str = setting("auto", "loss; auto: cross-entropy for labels, squared-error else",
+                        ("auto", "cross-entropy", "squared-error"))
+    dtype: str = setting("float32", "precision of parameters and gradients", ("float32", "float64"))
+    epochs: int = setting(10, "passes over the training rows", least=0)
+    max_steps: int = setting(0, "stop after so many steps in all; 0: no limit", least=0)
+    batch: int = setting(64, "samples a step, over all ranks together", least=1)
+    shards: int = setting(0, "virtual shards the rows are cut into; 0: 16, above 16 ranks the next multiple", least=0)
+    seed: int = setting(0, "seed of the weights, the split and the order of the samples", least=0)
+    optimiser: str = setting("momentum", "update rule", ("sgd", "momentum", "nesterov", "adam", "adamw"))
+    rate: float = setting(0.0, "learning rate; 0: 0.05 for sgd, momentum and nesterov, 0.001 for adam and adamw", least=0)
+    momentum: float = setting(0.9, "momentum of 'momentum' and 'nesterov'", least=0, most=1)
+    weight_decay: float = setting(0.0, "L2 penalty (adamw: decoupled decay)", least=0)
+    clip: float = setting(0.0, "largest norm of the mean gradient; 0: none", least=0)
+    schedule: str = setting("constant", "course of the learning rate", ("constant", "step", "cosine"))
+    warmup: float = setting(0.0, "epochs over which the rate rises from 0", least=0)
+    step_epochs: float = setting(10.0, "schedule 'step': epochs between two reductions", above=0)
+    step_factor: float = setting(0.1, "schedule 'step': factor of each reduction", above=0, most=1)
+    scale_rate: int = setting(0, "scale the rate by batch / this batch size (linear scaling); 0: do not", least=0)
+    strategy: str = setting("allreduce", "how ranks agree: alone, allreduce, local-sgd[:period=8]")
+    threads: int = setting(0, "BLAS and numba threads a rank; 0: cores / ranks of the node", least=0)
+    log_every: int = setting(50, "steps between two lines of metrics", least=1)
+    checkpoint_every: int = setting(0, "steps between two checkpoints; 0: one an epoch", least=0)
+    keep: int = setting(3, "checkpoints kept, the newest", least=1)
+    max_seconds: float = setting(0.0, "stop cleanly, with a checkpoint, after so many seconds; 0: no limit", least=0)
+    target_accuracy: float = setting(0.0, "stop when the validation accuracy (0 to 1) reaches this; 0: never", least=0, most=1)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
+        if self.target_accuracy and not self.validation:
+            raise UsageError("target_accuracy: got a target without validation rows, wanted validation above 0 beside it")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON and TOML."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(self).items()}
+
+    def digest(self) -> str:
+        """A hash that is equal on two ranks exactly if their settings are."""
+        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
+
+    def learning_rate(self) -> float:
+        """The base rate: the one given, or the optimiser's usual one; scaled with the batch if asked."""
+        usual = 0.001 if self.optimiser.startswith("adam") else 0.05
+        return (self.rate or usual) * (self.batch / self.scale_rate if self.scale_rate else 1.0)
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Job)}
+
+
+def make_job(settings: Mapping[str, Any]) -> Job:
+    """A `Job` from names and values; an unknown name is a `UsageError` that suggests the nearest one."""
+    for key in settings:
+        if key not in FIELDS:
+            close = difflib.get_close_matches(key, FIELDS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(FIELDS)}"
+            raise UsageError(f"unknown setting {key!r}; {hint}")
+    return Job(**settings)
+
+
+def read_job_file(path: str | Path) -> dict[str, Any]:
+    """The settings in a TOML job file, flat or under ``[train]``; unchecked until `make_job`.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read or is not TOML.
+    """
+    try:
+        with open(path, "rb") as file:
+            settings = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"job file {path}: {error.strerror}; wanted a TOML file of settings") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"job file {path}: not TOML ({error})") from None
+    return settings.get("train", settings) if isinstance(settings.get("train"), dict) else settings
+
+
+def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
+    """``value`` in the field's type, or a `UsageError`."""
+    value = _typed(field, value)
+    choices = field.metadata["choices"]
+    if choices and value not in choices:
+        close = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UsageError(f"{field.name}: got {value!r}, wanted one of {', '.join(choices)}{hint}")
+    for part in value if isinstance(value, tuple) else (value,):
+        _bounded(field, part)
+    return value
+
+
+def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
+    kind = type(field.default)
+    if kind is tuple and isinstance(value, (list, tuple)) and all(_is_number(part, Integral) for part in value):
+        return tuple(int(part) for part in value)
+    if (kind is float and _is_number(value, Real)) or (kind is int and _is_number(value, Integral)):
+        return kind(value)
+    if not isinstance(value, kind) or kind is not str:
+        wanted = {tuple: "a list of whole numbers", int: "a whole number", float: "a number", str: "a word"}[kind]
+        raise UsageError(f"{field.name}: got {value!r}, wanted {wanted}")
+    return value
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _bounded(field: dataclasses.Field[Any], value: Any) -> None:
+    least, most, above = (field.metadata[name] for name in ("least", "most", "above"))
+    if isinstance(value, str):
+        return
+    low = (least is None or value >= least) and (above is None or value > above)
+    if math.isfinite(value) and low and (most is None or value <= most):
+        return
+    wanted = f"above {above:g}" if above is not None else f"{least:g} or more"
+    raise UsageError(f"{field.name}: got {value:g}, wanted {wanted}" + (f", at most {most:g}" if most is not None else ""))

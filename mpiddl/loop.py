@@ -1,0 +1,155 @@
+"""The training loop. There is one; it knows no strategy by name, and in it only ``strategy.`` talks about the model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpiddl.memory import FlatBuffer
+from mpiddl.models.base import Score
+from mpiddl.optim import Optimiser, clip_norm
+from mpiddl.strategies.base import Placement, Replica, Step, Strategy
+from mpiddl.transport.base import Comm
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass
+class State:
+    """What changes while a rank trains; everything a checkpoint has to hold.
+
+    index : loops done by this rank.
+    updates : optimiser updates its moments have seen.
+    params : the model's parameters, flat and by name.
+    moments : the optimiser's flat arrays.
+    strategy : the strategy's state.
+    """
+
+    index: int
+    updates: int
+    params: FlatBuffer
+    moments: dict[str, np.ndarray]
+    strategy: Any
+
+    @property
+    def replica(self) -> Replica:
+        return Replica(self.params.flat, self.moments)
+
+
+class Rows(Protocol):
+    """The rows a rank draws from, step by step (`mpiddl.data.ShardedRows`)."""
+
+    def batch(self, epoch: int, step: int) -> Arrays: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What stays the same on a rank: its part, its rows and the rules of the run.
+
+    placement : which shards it trains on, or whom it serves.
+    rows : draws the samples of a step.
+    batch_rows : size of the global batch at a step of an epoch.
+    steps_per_epoch, steps : length of an epoch and of the run.
+    schedule : learning rate as a function of the steps done.
+    clip : largest norm of the mean gradient, 0 for none.
+    """
+
+    placement: Placement
+    rows: Rows
+    batch_rows: Callable[[int], int]
+    steps_per_epoch: int
+    steps: int
+    schedule: Callable[[float], float]
+    clip: float
+
+    def step(self, index: int) -> tuple[Arrays, Step]:
+        """The rows and the figures of a rank's loop number ``index``; a rank that serves has no rows."""
+        if self.placement.serves:
+            done = index / self.placement.serves
+            return _NOTHING, Step(index, 0, 0, self.schedule(done))
+        epoch, within = divmod(index, self.steps_per_epoch)
+        x, y = self.rows.batch(epoch, within)
+        return (x, y), Step(index, len(x), self.batch_rows(within), self.schedule(index))
+
+    def over(self, index: int) -> bool:
+        """Whether this rank's own steps are done; a rank that serves is told by its strategy."""
+        return not self.placement.serves and index >= self.steps
+
+
+_NOTHING: Arrays = (np.empty((0, 0)), np.empty(0))
+
+
+def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan: Plan, state: State,
+         after: Callable[[State, Step, Score], bool]) -> None:
+    """Train until the plan is over, the strategy says stop, or ``after`` returns True; then let the strategy finish.
+
+    Parameters
+    ----------
+    comm : Comm
+        The strategy's communicator; nothing else talks on it.
+    model, optimiser, strategy
+        See `mpiddl.models.base.Model`, `mpiddl.optim.Optimiser` and `mpiddl.strategies.base.Strategy`.
+    plan : Plan
+        This rank's part.
+    state : State
+        Where to begin; changed in place.
+    after : callable
+        Called after each step with the state, the step and its score; measures, saves, and says whether to end.
+
+    Communication
+    -------------
+    The strategy's, and whatever ``after`` does.
+    """
+    gradient = Gradient(model, state.params, strategy)
+    while not plan.over(state.index):
+        rows, step = plan.step(state.index)
+        score = gradient(comm, state, rows, step)
+        grad, count, state.strategy, stop = strategy.combine(comm, state.strategy, gradient.flat, state.replica, step)
+        if count:
+            scale = clip_norm(grad, 1 / count, plan.clip)[0] if plan.clip else 1 / count
+            optimiser.update(state.params.flat, grad, state.moments, step.rate, scale, state.updates)
+            state.updates += 1
+        if stop:
+            break
+        state.strategy = strategy.mix(comm, state.strategy, state.replica, step)
+        state.index += 1
+        if after(state, step, score):
+            break
+    strategy.finish(comm, state.strategy, state.replica)
+
+
+class Gradient:
+    """The gradient of a rank's rows into one flat buffer, each part handed to the strategy as soon as it is final."""
+
+    def __init__(self, model: Any, params: FlatBuffer, strategy: Strategy):
+        self.model, self.strategy = model, strategy
+        self.buffer = FlatBuffer(model.shapes, params.dtype)
+        self.flat = self.buffer.flat
+        self._takes = inspect.signature(model.gradient).parameters
+        self._work: Any = None
+        self._rows = -1
+
+    def __call__(self, comm: Comm, state: State, rows: Arrays, step: Step) -> Score:
+        if not step.total:  # a rank that serves has no gradient of its own
+            return Score(0.0, 0)
+
+        def ready(part: slice) -> None:
+            state.strategy = self.strategy.start(comm, state.strategy, self.flat, part, step)
+
+        x, y = rows
+        options: dict[str, Any] = {"ready": ready} if "ready" in self._takes else {}
+        if "work" in self._takes:
+            options["work"] = self._workspace(len(x)) if hasattr(self.model, "workspace") else None
+        score = self.model.gradient(state.params.views, x, y, self.buffer.views, **options)
+        if not options.get("ready"):
+            ready(slice(0, self.flat.size))
+        return score if isinstance(score, Score) else Score(float(score))
+
+    def _workspace(self, rows: int) -> Any:
+        if rows > self._rows:
+            self._work, self._rows = self.model.workspace(rows, self.flat.dtype), rows
+        return self._work

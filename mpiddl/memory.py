@@ -1,0 +1,121 @@
+"""Flat buffers: all parameters (or gradients) of a model as one contiguous array with named views into it.
+
+A collective, an optimiser kernel, a checkpoint and a memory registration then see one array, while the model sees
+its layers by name. The views lie tightly one behind the other, in the order of ``shapes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from .errors import ShapeError, UsageError
+
+ALIGNMENT = 64
+"""Bytes: one cache line, which is also the widest vector register there is."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class FlatBuffer:
+    """One flat array and its named views.
+
+    Parameters
+    ----------
+    shapes
+        Name and shape of each part, in the order in which they lie in the buffer.
+    dtype
+        float32 or float64.
+    flat
+        An array to lay the views over (memory of an MPI window, say): 1-D, C-contiguous, of that dtype and of the
+        size that `shapes` add up to. Not copied. By default a new one is made, aligned to `ALIGNMENT`, all zero.
+
+    Attributes
+    ----------
+    flat : ndarray, shape (size,)
+    views : dict of str to ndarray
+        C-contiguous views into `flat`; writing into one writes into `flat`.
+
+    Raises
+    ------
+    ShapeError
+        If a shape is none, or `flat` does not fit.
+    UsageError
+        If the dtype is neither float32 nor float64.
+
+    Examples
+    --------
+    >>> buffer = FlatBuffer({"weight": (3, 2), "bias": (2,)}, "float32")
+    >>> buffer.views["bias"][:] = 1
+    >>> buffer.flat
+    array([0., 0., 0., 0., 0., 0., 1., 1.], dtype=float32)
+    >>> buffer.slice("bias")
+    slice(6, 8, None)
+    """
+
+    def __init__(self, shapes: Shapes, dtype: DTypeLike, flat: np.ndarray | None = None):
+        self.dtype = float_dtype(dtype)
+        self.slices = slices(shapes)
+        size = max((part.stop for part in self.slices.values()), default=0)
+        self.flat = aligned_zeros(size, self.dtype) if flat is None else _fitting(flat, size, self.dtype)
+        self.views = {name: self.flat[self.slices[name]].reshape(shape) for name, shape in shapes.items()}
+
+    def slice(self, name: str) -> slice:
+        """Where the part `name` lies in `flat`."""
+        if name not in self.slices:
+            raise ShapeError(f"name: no part is called {name!r}; there are {', '.join(self.slices) or 'none'}")
+        return self.slices[name]
+
+
+def slices(shapes: Shapes) -> dict[str, slice]:
+    """Where each part lies in the flat buffer of `shapes`.
+
+    Raises
+    ------
+    ShapeError
+        If a shape is not a tuple of integers that are not negative.
+
+    Examples
+    --------
+    >>> slices({"weight": (3, 2), "bias": (2,)})
+    {'weight': slice(0, 6, None), 'bias': slice(6, 8, None)}
+    """
+    parts, stop = {}, 0
+    for name, shape in shapes.items():
+        if not isinstance(shape, tuple) or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape):
+            raise ShapeError(f"shapes: {name!r} has shape {shape!r}; wanted a tuple of integers >= 0, such as (784, 10)")
+        start, stop = stop, stop + prod(map(int, shape))
+        parts[name] = slice(start, stop)
+    return parts
+
+
+def aligned_zeros(size: int, dtype: DTypeLike) -> np.ndarray:
+    """A zeroed 1-D array that starts on a cache line and owns its last cache line alone."""
+    nbytes = int(size) * np.dtype(dtype).itemsize
+    # Up to one alignment is lost in front; one more behind keeps other arrays off the last line.
+    raw = np.zeros(nbytes + 2 * ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes].view(dtype)
+
+
+def float_dtype(dtype: DTypeLike) -> np.dtype:
+    """The dtype as numpy's object, refused unless it is float32 or float64."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found not in (np.float32, np.float64):
+        raise UsageError(f"dtype: {dtype!r} came, 'float32' or 'float64' was wanted")
+    return found
+
+
+def _fitting(flat: np.ndarray, size: int, dtype: np.dtype) -> np.ndarray:
+    """`flat` itself, if the views can be laid over it."""
+    if flat.shape != (size,) or flat.dtype != dtype or not flat.flags.c_contiguous:
+        raise ShapeError(
+            f"flat: shape {flat.shape} and {flat.dtype} came, a contiguous array of shape ({size},) and {dtype} was wanted"
+        )
+    return flat

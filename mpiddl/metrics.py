@@ -1,0 +1,192 @@
+"""What a run measures: loss, accuracy, bytes, and where each rank's seconds went.
+
+Seconds are split in three. *Waiting* is the time from a rank's own arrival at a collective to the last rank's arrival, all on
+rank 0's clock (`mpiddl.transport.align`); for a message received, the time until it was there. *Communication* is the rest of
+the time inside communication calls. *Compute* is all other time of the loop, without validation and checkpoints.
+
+Arrivals are noted on the spot and compared only when a line is written, so that measuring adds no message to a step.
+
+Communication of a line: two all-gathers of short objects and one all-reduce of 8 bytes a collective call since the last line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpiddl.clock import now
+from mpiddl.models.base import Score
+from mpiddl.transport.base import MAX, Comm, Meter
+
+
+class Split(NamedTuple):
+    """Seconds of one rank by phase, and what it sent."""
+
+    compute: float = 0.0
+    communication: float = 0.0
+    waiting: float = 0.0
+    bytes: int = 0
+    messages: int = 0
+
+    def plus(self, other: Split) -> Split:
+        return Split(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Lines:
+    """A file of JSON lines, flushed line by line; None writes nothing. Lines up to ``keep_steps`` of an earlier session stay."""
+
+    def __init__(self, path: Path | None, keep_steps: int = 0):
+        self._file = None
+        if path is not None:
+            kept = [line for line in read_lines(path) if line["step"] <= keep_steps]
+            self._file = open(path, "w", encoding="utf-8")
+            for line in kept:
+                self.write(line)
+
+    def write(self, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            print(json.dumps(line), file=self._file, flush=True)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class Metrics:
+    """Collects one rank's figures and, where ranks go in lockstep, puts them together line by line.
+
+    Parameters
+    ----------
+    comm : Comm
+        Apart from the strategy's, so that figures about the traffic are not traffic themselves.
+    meter : Meter
+        Of the strategy's communicator.
+    offset : float
+        Seconds from this rank's clock to rank 0's.
+    lines : Lines
+        Where lines go: on rank 0 if in lockstep, else on every rank.
+    lockstep : bool
+        Whether ranks write lines together.
+    """
+
+    def __init__(self, comm: Comm, meter: Meter, offset: float, lines: Lines, lockstep: bool, earlier_s: float = 0.0,
+                 earlier_bytes: int = 0):
+        self.comm, self.meter, self.offset, self.lines, self.lockstep = comm, meter, offset, lines, lockstep
+        self.splits = [Split() for _ in range(comm.size if lockstep else 1)]
+        self.earlier_bytes = earlier_bytes
+        self._earlier_s = earlier_s
+        self._began = now()
+        self.session_steps = 0
+        self._seen = (meter.bytes, meter.messages)
+        self._fresh()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began, earlier sessions of a resumed run included."""
+        return self._earlier_s + self.session_s
+
+    @property
+    def session_s(self) -> float:
+        """Seconds since this session began."""
+        return now() - self._began
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes sent so far, by all ranks where lines are written together, else by this rank."""
+        return self.earlier_bytes + sum(split.bytes for split in self.splits)
+
+    def add(self, score: Score, count: int) -> None:
+        """Count the outcome of one step."""
+        self.session_steps += 1
+        self._loss += score.loss
+        self._count += count
+        self._correct = None if score.correct is None or self._correct is None else self._correct + score.correct
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Time spent in the block is no part of training."""
+        entered = now()
+        try:
+            yield
+        finally:
+            self._aside += now() - entered
+
+    def line(self, step: int, epoch: float, rate: float) -> dict[str, Any]:
+        """Close the interval since the last line, write it, and return it on every rank. Collective if in lockstep."""
+        split = self._split()
+        mine = (split, self._loss, self._correct, self._count)
+        everyone = self.comm.allgather(mine) if self.lockstep else [mine]
+        self.splits = [total.plus(part[0]) for total, part in zip(self.splits, everyone, strict=True)]
+        count = sum(part[3] for part in everyone)
+        correct = [part[2] for part in everyone]
+        line = {
+            "step": step,
+            "epoch": round(epoch, 4),
+            "loss": sum(part[1] for part in everyone) / max(count, 1),
+            "accuracy": None if None in correct else sum(correct) / max(count, 1),
+            "rate": rate,
+            "seconds": {
+                name: round(float(np.mean([getattr(part[0], name) for part in everyone])), 6)
+                for name in ("compute", "communication", "waiting")
+            },
+            "elapsed": round(self.elapsed_s, 4),
+            "bytes": self.bytes_sent,
+        }
+        self.lines.write(line)
+        self._fresh()
+        return line
+
+    def finish(self) -> list[Split]:
+        """Every rank's figures for the whole session, what its strategy's `finish` did included. Collective."""
+        mine = self._split()
+        parts = self.comm.allgather(mine)
+        if self.lockstep:
+            self.splits = [total.plus(part) for total, part in zip(self.splits, parts, strict=True)]
+        else:
+            self.splits = self.comm.allgather(self.splits[0].plus(mine))
+        return self.splits
+
+    def _fresh(self) -> None:
+        self._loss, self._correct, self._count = 0.0, 0, 0
+        self._entered, self._aside = now(), 0.0
+
+    def _split(self) -> Split:
+        """This rank's seconds and bytes since the last line; empties the meter's spans."""
+        inside = now() - self._entered - self._aside
+        moving, waiting = self.meter.moving, self.meter.waiting
+        spans = np.array(self.meter.spans, dtype=float).reshape(-1, 3)
+        arrived, entered, left = spans.T
+        late = np.clip(self._last_arrivals(arrived) - entered, 0, left - entered)
+        waiting += float(late.sum())
+        moving += float((left - entered - late).sum())
+        self.meter.spans.clear()
+        self.meter.moving = self.meter.waiting = 0.0
+        sent, self._seen = self._seen, (self.meter.bytes, self.meter.messages)
+        compute = max(inside - moving - waiting, 0.0)
+        return Split(compute, moving, waiting, self._seen[0] - sent[0], self._seen[1] - sent[1])
+
+    def _last_arrivals(self, arrived: np.ndarray) -> np.ndarray:
+        """When the last rank arrived at each collective, on this rank's clock; its own arrivals where calls do not match."""
+        if not self.lockstep or len(set(self.comm.allgather(len(arrived)))) > 1:
+            return arrived
+        aligned = arrived + self.offset
+        last = np.empty_like(aligned)
+        self.comm.Allreduce(aligned, last, MAX)
+        return last - self.offset
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that a killed run may have left half-written."""
+    lines = []
+    if path.exists():
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                break
+    return lines

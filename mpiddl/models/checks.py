@@ -1,0 +1,41 @@
+"""Checks of what reaches a model; each costs a few comparisons and copies nothing that fits already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from mpiddl.errors import ShapeError, UsageError
+
+
+def one_of(argument: str, value: object, wanted: Iterable[str]) -> None:
+    """Refuse `value` unless it is one of the words `wanted`."""
+    words = tuple(wanted)
+    if value not in words:
+        raise UsageError(f"{argument}: {value!r} came, one of {', '.join(map(repr, words))} was wanted")
+
+
+def rows_of(x: np.ndarray, inputs: int, dtype: np.dtype) -> np.ndarray:
+    """`x` as contiguous rows of `inputs` numbers of that dtype."""
+    if x.ndim != 2 or x.shape[1] != inputs:
+        raise ShapeError(f"x: shape {x.shape} came, (rows, {inputs}) was wanted")
+    if x.dtype == dtype and x.flags.c_contiguous:
+        return x
+    if x.dtype.kind != "f":
+        raise ShapeError(f"x: {x.dtype} came, {dtype} was wanted; bytes are scaled first: x.astype('{dtype}') / 255")
+    return np.ascontiguousarray(x, dtype)
+
+
+def labels_of(y: np.ndarray, rows: int) -> np.ndarray:
+    """`y` as int64 labels, one a row."""
+    if y.shape != (rows,) or y.dtype.kind not in "iu":
+        raise ShapeError(f"y: {y.dtype} of shape {y.shape} came, integers of shape ({rows},) were wanted")
+    return np.ascontiguousarray(y, np.int64)
+
+
+def targets_of(y: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """`y` as targets of the shape and dtype of `outputs`; one column may come flat."""
+    if y.shape != outputs.shape and y.shape != outputs.shape[: 1 if outputs.shape[1] == 1 else 2]:
+        raise ShapeError(f"y: shape {y.shape} came, {outputs.shape} was wanted, as the outputs have")
+    return np.ascontiguousarray(y, outputs.dtype).reshape(outputs.shape)

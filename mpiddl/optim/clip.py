@@ -1,0 +1,48 @@
+"""Clipping by the global norm, without touching the gradient: the optimiser's scale carries the factor."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+
+from mpiddl import kernels
+from mpiddl.errors import UsageError
+
+
+def clip_norm(grad: np.ndarray, scale: float, max_norm: float) -> tuple[float, float]:
+    """The scale that keeps the gradient ``scale * grad`` within `max_norm`, and its norm before clipping.
+
+    Parameters
+    ----------
+    grad : ndarray, shape (n,), float32 or float64
+        The flat gradient; read once, not changed. Squares are summed in float64 and always in the same order.
+    scale
+        As for `Optimiser.update`.
+    max_norm
+        Largest Euclidean norm allowed, > 0.
+
+    Returns
+    -------
+    scale, norm : float
+        Hand the first to ``update``. The factor is ``max_norm / (norm + 1e-6)`` when that is below one, as in
+        ``torch.nn.utils.clip_grad_norm_``.
+
+    Raises
+    ------
+    UsageError
+        If `max_norm` is not positive.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> scale, norm = clip_norm(np.array([3.0, 4.0]), 2.0, max_norm=1.0)
+    >>> norm
+    10.0
+    >>> round(scale, 6)
+    0.2
+    """
+    if not max_norm > 0:
+        raise UsageError(f"max_norm: {max_norm!r} came, a number > 0 was wanted")
+    norm = abs(scale) * sqrt(kernels.sum_squares(grad))
+    return scale * min(1.0, max_norm / (norm + 1e-6)), norm

@@ -1,0 +1,34 @@
+"""From the settings of a job to its model, optimiser and schedule."""
+
+from __future__ import annotations
+
+from mpiddl.job import Job
+from mpiddl.models import MLP
+from mpiddl.optim import SGD, Adam, AdamW, Constant, Cosine, Optimiser, Schedule, Step
+
+
+def make_model(job: Job, features: int, outputs: int, labels: bool) -> MLP:
+    """The network that ``job`` names for rows of ``features`` numbers; ``labels`` says whether targets are classes."""
+    hidden = job.hidden if job.model == "mlp" else ()
+    loss = job.loss if job.loss != "auto" else ("cross-entropy" if labels else "squared-error")
+    return MLP((features, *hidden, outputs), activation=job.activation, loss=loss, initialisation=job.initialisation)
+
+
+def make_optimiser(job: Job) -> Optimiser:
+    """The update rule that ``job`` names."""
+    if job.optimiser == "adam":
+        return Adam(weight_decay=job.weight_decay)
+    if job.optimiser == "adamw":
+        return AdamW(weight_decay=job.weight_decay)
+    momentum = 0.0 if job.optimiser == "sgd" else job.momentum
+    return SGD(momentum=momentum, nesterov=job.optimiser == "nesterov", weight_decay=job.weight_decay)
+
+
+def make_schedule(job: Job, steps_per_epoch: int, steps: int) -> Schedule:
+    """The learning rate as a function of the steps done. ``steps`` is the length of the run."""
+    rate, warmup = job.learning_rate(), job.warmup * steps_per_epoch
+    if job.schedule == "step":
+        return Step(rate, every=job.step_epochs * steps_per_epoch, factor=job.step_factor, warmup=warmup)
+    if job.schedule == "cosine":
+        return Cosine(rate, steps=max(steps, 1), warmup=warmup)
+    return Constant(rate, warmup=warmup)

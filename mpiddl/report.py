@@ -1,0 +1,168 @@
+"""What a person sees of a run: one progress bar or plain lines while it goes, one table at its end, plots in its folder.
+
+Everything here runs on rank 0 alone and prints; nothing computes. Lines go to standard error, the table to standard output.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from mpiddl.clock import now
+from mpiddl.metrics import Split
+
+QUIET_S = 10.0  # without a terminal: the longest silence between two lines
+
+
+class Progress(Protocol):
+    """Shows lines of metrics as they come."""
+
+    def show(self, line: Mapping[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def progress(rank: int, steps: int, first: int, quiet: bool) -> Progress:
+    """The progress display of a rank: none off rank 0, a bar on a terminal, plain lines elsewhere."""
+    if rank or quiet:
+        return Silence()
+    return Bar(steps, first) if sys.stderr.isatty() else PlainLines(steps)
+
+
+class Silence:
+    """Shows nothing."""
+
+    def show(self, line: Mapping[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainLines:
+    """A line at each validation, and one whenever it has been quiet for long."""
+
+    def __init__(self, steps: int):
+        self.steps, self._last, self._spoke = steps, "", now()
+
+    def show(self, line: Mapping[str, Any]) -> None:
+        if "validation_loss" in line:
+            self.say(f"{self._last}  {_validation(line)}")
+            return
+        self._last = f"step {line['step']}/{self.steps}  epoch {line['epoch']:g}  {_figures(line)}"
+        if now() - self._spoke > QUIET_S:
+            self.say(self._last)
+
+    def say(self, text: str) -> None:
+        print(text.strip(), file=sys.stderr, flush=True)
+        self._spoke = now()
+
+    def close(self) -> None: ...
+
+
+class Bar:
+    """One bar for the whole run, with the newest figures behind it."""
+
+    def __init__(self, steps: int, first: int):
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn(),
+                   TextColumn("{task.description}"))
+        self._bar = RichProgress(*columns, console=_console(stderr=True))
+        self._task = self._bar.add_task("", total=steps, completed=first)
+        self._validation = ""
+        self._bar.start()
+
+    def show(self, line: Mapping[str, Any]) -> None:
+        if "validation_loss" in line:
+            self._validation = _validation(line)
+            return
+        self._bar.update(self._task, completed=line["step"], description=f"{_figures(line)}  {self._validation}")
+
+    def say(self, text: str) -> None:
+        self._bar.console.print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def _figures(line: Mapping[str, Any]) -> str:
+    accuracy = "" if line["accuracy"] is None else f"  accuracy {line['accuracy']:.4f}"
+    return f"loss {line['loss']:.4f}{accuracy}"
+
+
+def _validation(line: Mapping[str, Any]) -> str:
+    if line["validation_accuracy"] is None:
+        return f"validation loss {line['validation_loss']:.4f}"
+    return f"validation {line['validation_accuracy']:.4f}"
+
+
+def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
+    """Print the table at the end of a run: what came out, and where the time and the bytes went."""
+    from rich.table import Table
+
+    table = Table(title=f"{summary['strategy']} on {summary['ranks']} rank{'s' * (summary['ranks'] > 1)}", title_justify="left")
+    table.add_column("")
+    table.add_column("mean", justify="right")
+    table.add_column("slowest rank", justify="right")
+    for name, value in _results(summary):
+        table.add_row(name, value, "")
+    table.add_section()
+    slowest = max(range(len(splits)), key=lambda rank: splits[rank].compute)
+    total = sum(splits[slowest][:3]) or 1.0
+    for phase in ("compute", "communication", "waiting"):
+        seconds = [getattr(split, phase) for split in splits]
+        mean = sum(seconds) / len(seconds)
+        table.add_row(f"{phase} (s)", f"{mean:.2f}  {mean / total:4.0%}", f"{seconds[slowest]:.2f}")
+    table.add_row("rank", "all", str(slowest))
+    table.add_section()
+    table.add_row("sent (MB a rank)", f"{summary['bytes_sent'] / len(splits) / 1e6:.1f}", f"{splits[slowest].bytes / 1e6:.1f}")
+    _console().print(table)
+
+
+def _results(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if summary["test_accuracy"] is not None:
+        rows.append(("test accuracy", f"{summary['test_accuracy']:.4f}"))
+    if summary["test_loss"] is not None:
+        rows.append(("test loss", f"{summary['test_loss']:.4f}"))
+    rows += [("steps", str(summary["steps"])), ("seconds", f"{summary['seconds']:.1f}")]
+    if summary["ended"]:
+        rows.append(("ended early", summary["ended"]))
+    return rows
+
+
+def plot_curves(path: Path, lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Draw loss and accuracy against steps, seconds and bytes; False if matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    axes = figure.subplots(2, 3, sharey="row")
+    across = (("step", "steps", 1.0), ("elapsed", "seconds", 1.0), ("bytes", "megabytes sent, all ranks", 1e-6))
+    for row, measure in enumerate(("loss", "accuracy")):
+        for column, (key, label, unit) in enumerate(across):
+            for name, style in ((measure, "-"), (f"validation_{measure}", "o-")):
+                points = [(line[key] * unit, line[name]) for line in lines if line.get(name) is not None]
+                if points:
+                    axes[row, column].plot(*zip(*points, strict=True), style, ms=4, label=name.replace("_", " "))
+            axes[row, column].set_xlabel(label)
+            axes[row, column].grid(alpha=0.3)
+        axes[row, 0].set_ylabel(measure)
+        if axes[row, 0].lines:
+            axes[row, 0].legend()
+    figure.savefig(path, dpi=110)
+    return True
+
+
+def _console(stderr: bool = False) -> Any:
+    """A console without colours: under mpiexec standard output may be a terminal whose other end is a file."""
+    from rich.console import Console
+
+    return Console(stderr=stderr) if stderr else Console(color_system=None, width=100)

@@ -1,0 +1,285 @@
+"""What a run stands on: settings agreed by all ranks, data opened and dealt, model built, kernels compiled, state to begin with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpiddl import checkpoint
+from mpiddl.checkpoint import Checkpoint
+from mpiddl.data import Data, ShardedRows, arrays_data, open_data, sorted_warning
+from mpiddl.data.draws import generator
+from mpiddl.errors import CheckpointError, UsageError
+from mpiddl.folder import Folder
+from mpiddl.job import FIELDS, Job, make_job
+from mpiddl.layout import Layout, check_batch, shard_count
+from mpiddl.loop import Plan, State
+from mpiddl.memory import FlatBuffer
+from mpiddl.recipes import make_model, make_optimiser, make_schedule
+from mpiddl.strategies import Placement, Strategy, make_strategy
+from mpiddl.transport.agree import agreed, check_equal
+from mpiddl.version import __version__
+from mpiddl.warming import limited_threads, warm
+
+WEIGHTS = 16  # purpose of the generator that draws the initial weights (mpiddl.data.draws keeps 0 to 15)
+# Settings that may change when a run is continued. Any other makes it a different run.
+FREE_ON_RESUME = {"data", "epochs", "max_steps", "max_seconds", "target_accuracy", "keep", "checkpoint_every", "log_every",
+                  "threads", "strategy", "shards"}
+
+
+class Request(NamedTuple):
+    """What the caller of `mpiddl.train` asked for, as it came."""
+
+    model: Any
+    data: Any
+    test: Any
+    out: Path | None
+    resume: bool
+    overwrite: bool
+    quiet: bool
+    optimiser: Any
+    strategy: Any
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything a run needs, ready; see `open_session`."""
+
+    request: Request
+    job: Job
+    folder: Folder | None
+    earlier: Path | None
+    model: Any
+    optimiser: Any
+    strategy: Strategy
+    plan: Plan
+    rows: ShardedRows
+    test: ShardedRows | None
+    about: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    def test_rows(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """This rank's share of the test rows, in chunks."""
+        return self.test.all_rows() if self.test else iter(())
+
+
+@contextmanager
+def open_session(link: Any, control: Any, request: Request) -> Iterator[Session]:
+    """Prepare a run on all ranks, or raise the same error on all of them. Collective."""
+    folder, earlier, job, strategy = _agreed_job(control, request)
+    with agreed(control):
+        if folder and control.rank == 0:
+            folder.prepare(request.resume, request.overwrite)
+    with agreed(control):
+        data = _open_data(job, request)
+        model = _model(job, data, request)
+        optimiser = request.optimiser if _is_object(request.optimiser) else make_optimiser(job)
+        layout = _layout(job, data, link.size, earlier)
+        placement = strategy.placement(layout.shards, link.rank, link.size)
+        rows = ShardedRows(data.train, layout, placement.shards, job.seed, job.dtype)
+        test = _share_of_test(data, control, job)
+    with limited_threads(control, job.threads, os.environ) as thread_note:
+        plan = _plan(job, placement, rows, layout)
+        about = _about(job, strategy, model, data, layout, control)
+        if folder and control.rank == 0:
+            folder.write_job(job.as_dict())
+        notes = [note for note in (thread_note, _data_note(control, rows, strategy), _resume_note(request, earlier)) if note]
+        warm(control, model, optimiser, rows, job)
+        yield Session(request, job, folder, earlier, model, optimiser, strategy, plan, rows, test, about, notes)
+
+
+def dry_run(control: Any, request: Request) -> str:
+    """Everything `open_session` would check but the rows themselves, and what it would do, as lines of text. Collective."""
+    _, earlier, job, strategy = _agreed_job(control, request)
+    with agreed(control):
+        data = _open_data(job, request)
+        layout = _layout(job, data, control.size, earlier)
+        shapes = _model(job, data, request).shapes
+        placements = [strategy.placement(layout.shards, rank, control.size) for rank in range(control.size)]
+    lines = [f"{name:<16} {','.join(map(str, value)) if isinstance(value, list) else value}" for name, value in
+             job.as_dict().items()]
+    size = sum(prod(shape) for shape in shapes.values())
+    plan = _plan(job, placements[0], None, layout)
+    lines += [
+        "",
+        f"data             {data.name}: {layout.train_rows} rows to train on, {layout.validation_rows} for validation, "
+        f"{data.test.n if data.test else 0} to test on; {data.features} features, {data.outputs} outputs",
+        f"parameters       {size} ({size * np.dtype(job.dtype).itemsize / 1e6:.2f} MB)",
+        f"steps            {plan.steps}, {layout.steps_per_epoch} an epoch; first rate {plan.schedule(0):g}",
+        f"start            {f'from {earlier}' if earlier else 'afresh'}",
+    ]
+    for rank, placement in enumerate(placements):
+        held = ",".join(map(str, placement.shards)) or "none"
+        train = sum(layout.train_count(shard) for shard in placement.shards)
+        lines.append(f"rank {rank:<11} shards {held}; {train} rows" + (f"; serves {placement.serves}" * bool(placement.serves)))
+    return "\n".join(lines) + "\n"
+
+
+def search_path(env: Mapping[str, str]) -> list[Path]:
+    """The folders that MPIDDL_DATA names."""
+    return [Path(folder) for folder in env.get("MPIDDL_DATA", "").split(os.pathsep) if folder]
+
+
+def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Checkpoint | None]:
+    """Where the run begins: fresh weights drawn from the seed, or the newest checkpoint. Collective."""
+    job, model = session.job, session.model
+    params = FlatBuffer(model.shapes, job.dtype)
+    model.init(params.views, generator(job.seed, WEIGHTS))
+    state = State(0, 0, params, session.optimiser.init(params.flat.size, job.dtype), None)
+    loaded = None
+    if session.earlier:
+        with agreed(control):
+            loaded = checkpoint.load(session.earlier, control.rank, control.size)
+            _restore(state, loaded, session)
+    if state.strategy is None:
+        state.strategy = session.strategy.init(link, state.replica)
+    return state, loaded
+
+
+def _agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | None, Job, Strategy]:
+    """The settings that every rank was given, and what follows from them alone. Collective."""
+    with agreed(control):
+        folder, earlier, settings = _settings(request)
+        job = make_job(settings)
+        strategy = make_strategy(request.strategy if isinstance(request.strategy, Strategy) else job.strategy)
+        strategy.check(control.size)
+    check_equal(control, "settings", _fingerprint(job, strategy, request))
+    return folder, earlier, job, strategy
+
+
+def _model(job: Job, data: Data, request: Request) -> Any:
+    if _is_object(request.model):
+        return request.model
+    return make_model(job, data.features, data.outputs, data.classes is not None)
+
+
+def _plan(job: Job, placement: Placement, rows: Any, layout: Layout) -> Plan:
+    steps = min(job.epochs * layout.steps_per_epoch, job.max_steps or 1 << 62)
+    schedule = make_schedule(job, layout.steps_per_epoch, steps)
+    return Plan(placement, rows, layout.batch_rows, layout.steps_per_epoch, steps, schedule, job.clip)
+
+
+def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, Any]]:
+    """The run's folder, the checkpoint to go on from, and the settings: the earlier run's, overruled by the caller's."""
+    settings = dict(request.settings)
+    for name in ("model", "data", "optimiser", "strategy"):
+        if isinstance(value := getattr(request, name), (str, Path)):
+            settings[name] = str(value)
+    if request.out is None:
+        if request.resume or request.overwrite:
+            raise UsageError("resume, overwrite: got one of them without a folder, wanted out (--out DIR) beside it")
+        return None, None, settings
+    if request.resume and request.overwrite:
+        raise UsageError("resume, overwrite: got both, wanted one of them")
+    folder = Folder(request.out)
+    if not (request.resume and folder.has_checkpoint()):
+        return folder, None, settings
+    earlier = checkpoint.find(folder.path)
+    before = checkpoint.load_manifest(earlier).get("job", {})
+    for name, value in make_job(settings).as_dict().items():
+        if name in settings and name not in FREE_ON_RESUME and name in before and before[name] != value:
+            raise UsageError(
+                f"{name}: got {value!r}, the run in {folder.path} was started with {before[name]!r}; wanted the same, or another "
+                "folder for another run"
+            )
+    return folder, earlier, {**{name: value for name, value in before.items() if name in FIELDS}, **settings}
+
+
+def _is_object(value: Any) -> bool:
+    return value is not None and not isinstance(value, str)
+
+
+def _fingerprint(job: Job, strategy: Strategy, request: Request) -> dict[str, Any]:
+    """What has to be the same on every rank."""
+    model = request.model
+    return {
+        **job.as_dict(),
+        "strategy object": repr(strategy) if type(strategy).__repr__ is not object.__repr__ else type(strategy).__name__,
+        "model object": dict(model.shapes) if _is_object(model) else None,
+        "out": str(request.out),
+        "resume": request.resume,
+        "overwrite": request.overwrite,
+        "mpiddl": __version__,
+    }
+
+
+def _open_data(job: Job, request: Request) -> Data:
+    task = None if job.loss == "auto" else ("classification" if job.loss == "cross-entropy" else "regression")
+    if isinstance(request.data, Data):
+        return request.data
+    if isinstance(request.data, tuple):
+        pairs = (*request.data, *(request.test or (None, None)))
+        if len(pairs) != 4:
+            raise UsageError(f"data, test: got {len(request.data)} arrays, wanted pairs (x, y)")
+        return arrays_data(*pairs, task=task, test_fraction=job.test_fraction)
+    return open_data(job.data, search_path(os.environ), task=task, test_fraction=job.test_fraction)
+
+
+def _layout(job: Job, data: Data, size: int, earlier: Path | None) -> Layout:
+    """Shards and batches; a run that is continued keeps its shards, so that its samples stay the same."""
+    if earlier:
+        before = checkpoint.load_manifest(earlier)
+        shards = before.get("shards", 0) or shard_count(size)
+        if before.get("rows") != data.train.n:
+            raise CheckpointError(f"{earlier}: written by a run on {before.get('rows')} rows, data has {data.train.n}")
+    else:
+        shards = shard_count(size, job.shards or None)
+    layout = Layout(data.train.n, shards, job.batch, job.validation)
+    check_batch(job.batch, layout.train_rows)
+    return layout
+
+
+def _share_of_test(data: Data, control: Any, job: Job) -> ShardedRows | None:
+    if data.test is None:
+        return None
+    layout = Layout(data.test.n, control.size)
+    return ShardedRows(data.test, layout, [control.rank], job.seed, job.dtype)
+
+
+def _data_note(control: Any, rows: ShardedRows, strategy: Strategy) -> str:
+    """A warning where ranks train on their own rows and these look sorted. Collective."""
+    mine = "" if strategy.replicated else sorted_warning(rows.shard_labels(), rows.classes)
+    return next(filter(None, control.allgather(mine)), "")
+
+
+def _resume_note(request: Request, earlier: Path | None) -> str:
+    if earlier:
+        return f"going on from {earlier}"
+    return f"no checkpoint in {request.out} yet: starting afresh" if request.resume else ""
+
+
+def _about(job: Job, strategy: Strategy, model: Any, data: Data, layout: Layout, control: Any) -> dict[str, Any]:
+    """What a checkpoint says of itself, and of what is needed to use it."""
+    described = {"kind": type(model).__name__, **(vars(model) if type(model).__name__ == "MLP" else {})}
+    return {
+        "mpiddl": __version__,
+        "mpi": control.library(),
+        "job": job.as_dict(),
+        "strategy": repr(strategy) if type(strategy).__module__ != "__main__" else type(strategy).__name__,
+        "model": {key: value for key, value in described.items() if isinstance(value, (str, tuple, int, float))},
+        "data": {"name": data.name, "features": data.features, "outputs": data.outputs, "classes": data.classes},
+        "rows": data.train.n,
+        "shards": layout.shards,
+        "steps_per_epoch": layout.steps_per_epoch,
+    }
+
+
+def _restore(state: State, loaded: Checkpoint, session: Session) -> None:
+    """Fill a fresh state from a checkpoint. Another number of ranks starts from the one model that it holds."""
+    own = loaded.own or {}
+    checkpoint.fill_params(state.params, loaded)
+    if "params" in own:
+        checkpoint.fill(state.params.flat, own["params"], "params", loaded.path)
+    for name, moment in state.moments.items():
+        checkpoint.fill(moment, own.get(f"moment.{name}", loaded.optimiser.get(name)), name, loaded.path)
+    state.index, state.updates = loaded.manifest["index"], loaded.manifest["updates"]
+    same = loaded.manifest.get("strategy") == session.about["strategy"]
+    state.strategy = loaded.state if same else None

@@ -1,0 +1,80 @@
+"""How ranks agree: one strategy a file, found by name.
+
+A name may carry its parameters: ``"local-sgd:period=4"``. In Python a strategy object serves as well, a user's own included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+
+from mpiddl.errors import UsageError
+from mpiddl.strategies.allreduce import AllReduce
+from mpiddl.strategies.alone import Alone
+from mpiddl.strategies.base import Combined, Pending, Placement, Replica, Step, Strategy
+from mpiddl.strategies.chain import chain
+from mpiddl.strategies.local_sgd import LocalSGD
+
+NAMES: dict[str, type[Strategy]] = {"alone": Alone, "allreduce": AllReduce, "local-sgd": LocalSGD}
+
+__all__ = [
+    "NAMES",
+    "AllReduce",
+    "Alone",
+    "Combined",
+    "LocalSGD",
+    "Pending",
+    "Placement",
+    "Replica",
+    "Step",
+    "Strategy",
+    "chain",
+    "make_strategy",
+]
+
+
+def make_strategy(spec: str | Strategy) -> Strategy:
+    """The strategy that ``spec`` names.
+
+    Parameters
+    ----------
+    spec : str or Strategy
+        ``NAME`` or ``NAME:key=value,key=value``, or an object that is a strategy already.
+
+    Raises
+    ------
+    UsageError
+        On every rank: an unknown name or key, or a value that cannot be read as the key's type.
+
+    Examples
+    --------
+    >>> make_strategy("local-sgd:period=4")
+    LocalSGD(period=4)
+    """
+    if not isinstance(spec, str):
+        if not isinstance(spec, Strategy):
+            raise UsageError(f"strategy: got {type(spec).__name__}, wanted a name or a mpiddl.strategies.Strategy")
+        return spec
+    name, _, tail = spec.partition(":")
+    if name not in NAMES:
+        close = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UsageError(f"strategy: got {name!r}, wanted one of {', '.join(NAMES)}{hint}")
+    return NAMES[name](**_parameters(name, tail))
+
+
+def _parameters(name: str, tail: str) -> dict[str, object]:
+    """``key=value,key=value`` read by the types of the strategy's fields."""
+    fields = {f.name: f for f in dataclasses.fields(NAMES[name])}  # type: ignore[arg-type]
+    values: dict[str, object] = {}
+    for item in filter(None, tail.split(",")):
+        key, equals, text = item.partition("=")
+        if key not in fields or not equals:
+            known = ", ".join(f"{f.name}={f.default}" for f in fields.values()) or "no parameters"
+            raise UsageError(f"strategy {name}: got {item!r}, wanted {known}")
+        kind = type(fields[key].default)
+        try:
+            values[key] = kind(text)
+        except ValueError:
+            raise UsageError(f"strategy {name}: {key}: got {text!r}, wanted {kind.__name__}") from None
+    return values

@@ -1,0 +1,138 @@
+"""The strategy interface: how ranks agree on one model.
+
+A strategy is five functions, all optional; what is not written is the identity.
+
+    placement   which shards a rank trains on
+    init        the strategy's state before the first step
+    start       a part of the gradient is final: its exchange may begin while the rest is computed
+    combine     the gradients of a step, before the local update
+    mix         the parameters, after it
+    finish      the end: every rank leaves with the model it believes in
+
+State is a value: a nest of dicts, lists, numbers, arrays and `Pending` results, passed in and returned. Whatever is in it
+is saved in a checkpoint and restored, results in flight included; a strategy writes no code for that.
+
+The loop (`mpiddl.loop`) calls, for each step::
+
+    score = model.gradient(...)              calling  state = start(comm, state, grad, part, step)  on the way
+    combined = combine(comm, state, grad, replica, step)
+    if combined.count: the optimiser's update with combined.grad / combined.count
+    state = mix(comm, combined.state, replica, step)
+
+A rank that owns the update but no data is written the same way: its `placement` says how many clients it ``serves``,
+its `combine` receives a gradient, its `mix` answers with the parameters, and ``stop`` in what `combine` returns ends its
+loop, whatever the steps of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpiddl.layout import rank_shards
+from mpiddl.transport.base import Comm, Request
+
+
+class Placement(NamedTuple):
+    """What a rank does.
+
+    shards : the shards it trains on, each from 0 to the number of shards - 1.
+    serves : 0 for a rank that trains. A rank that serves has no end of its own: it loops until `combine` says stop, and
+        ``serves`` of its loops count as one step of the learning-rate schedule.
+    """
+
+    shards: Sequence[int]
+    serves: int = 0
+
+
+class Step(NamedTuple):
+    """Where the loop stands; the counts are what a gradient sum has to be divided by to be a mean.
+
+    index : steps this rank has done before this one.
+    count : samples in this rank's own gradient.
+    total : samples in the global batch, over all ranks.
+    rate : the learning rate of the step.
+    """
+
+    index: int
+    count: int
+    total: int
+    rate: float
+
+
+class Replica(NamedTuple):
+    """What a rank trains: the flat parameters and the optimiser's flat moments, to be changed in place only."""
+
+    params: np.ndarray
+    moments: dict[str, np.ndarray]
+
+
+class Combined(NamedTuple):
+    """What `combine` makes of a gradient.
+
+    grad : the sum of per-sample gradients that the local update takes, shape (n,).
+    count : how many samples it sums; 0 means no local update in this step.
+    state : the strategy's new state.
+    stop : this rank has done its last step (its `mix` is not called again, its `finish` is).
+    """
+
+    grad: np.ndarray
+    count: int
+    state: Any
+    stop: bool = False
+
+
+class Pending:
+    """An array that a started operation is still writing; `wait` returns it once it is complete.
+
+    A checkpoint waits for every `Pending` in a state and saves the array; restored, it is complete from the start.
+    """
+
+    def __init__(self, array: np.ndarray, request: Request | None = None):
+        self._array, self._request = array, request
+
+    def wait(self) -> np.ndarray:
+        if self._request is not None:
+            self._request.Wait()
+            self._request = None
+        return self._array
+
+
+class Strategy:
+    """The identity in every function; see the module's text for when each is called.
+
+    replicated : after `mix` the parameters and moments are the same bits on every rank (checked at each checkpoint).
+    lockstep : all ranks take the same steps together, so that the loop may communicate between steps (validation,
+        checkpoints, time limits) without holding anybody up.
+    """
+
+    replicated: bool = True
+    lockstep: bool = True
+
+    def check(self, size: int) -> None:
+        """Raise a `UsageError` if the strategy cannot run on ``size`` ranks."""
+
+    def placement(self, shards: int, rank: int, size: int) -> Placement:
+        """What ``rank`` of ``size`` does; by default a contiguous run of the ``shards`` virtual shards."""
+        return Placement(rank_shards(shards, size, rank))
+
+    def init(self, comm: Comm, replica: Replica) -> Any:
+        """State before the first step. Called on every rank with the same parameters."""
+        return {}
+
+    def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
+        """``grad[part]`` is final. Called once for each part, in the same order on every rank; returns the state."""
+        return state
+
+    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        """What the local update takes. ``grad`` is this rank's sum over ``step.count`` samples and may be overwritten."""
+        return Combined(grad, step.count, state)
+
+    def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
+        """Exchange parameters after the update, in place; returns the state."""
+        return state
+
+    def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
+        """Leave in ``replica.params`` the model this rank believes in. Called once, after the last step."""

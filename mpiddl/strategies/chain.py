@@ -1,0 +1,53 @@
+"""Several strategies as one: each takes what the one before it made of the gradient, then of the parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
+from mpiddl.transport.base import Comm
+
+
+class Chain(Strategy):
+    """``chain(a, b)`` behaves as a, then b. The first member places the shards; any of them may stop the rank."""
+
+    def __init__(self, *members: Strategy):
+        self.members = members
+        self.replicated = all(member.replicated for member in members)
+        self.lockstep = all(member.lockstep for member in members)
+
+    def check(self, size: int) -> None:
+        for member in self.members:
+            member.check(size)
+
+    def placement(self, shards: int, rank: int, size: int) -> Placement:
+        return self.members[0].placement(shards, rank, size)
+
+    def init(self, comm: Comm, replica: Replica) -> Any:
+        return [member.init(comm, replica) for member in self.members]
+
+    def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
+        first = self.members[0].start(comm, state[0], grad, part, step)  # the others see the gradient when it is combined
+        return [first, *state[1:]]
+
+    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        count, states, stop = step.count, [], False
+        for member, its_state in zip(self.members, state, strict=True):
+            grad, count, its_state, its_stop = member.combine(comm, its_state, grad, replica, step._replace(count=count))
+            states.append(its_state)
+            stop = stop or its_stop
+        return Combined(grad, count, states, stop)
+
+    def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
+        return [member.mix(comm, its, replica, step) for member, its in zip(self.members, state, strict=True)]
+
+    def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
+        for member, its in zip(self.members, state, strict=True):
+            member.finish(comm, its, replica)
+
+
+def chain(*members: Strategy) -> Strategy:
+    """Compose strategies, first to last."""
+    return members[0] if len(members) == 1 else Chain(*members)

@@ -1,0 +1,200 @@
+"""Training from one call: `train` opens what a run needs, runs the loop, and measures and keeps what came out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpiddl import report
+from mpiddl.checkpoint import MODEL, Checkpoint
+from mpiddl.evaluation import Evaluation, evaluate_rows
+from mpiddl.folder import Folder
+from mpiddl.loop import State, loop
+from mpiddl.metrics import Lines, Metrics, Split
+from mpiddl.prediction import outputs
+from mpiddl.session import Request, Session, dry_run, open_session, starting_state
+from mpiddl.transport.align import clock_offset
+from mpiddl.transport.base import BYTES_BASIS
+from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.watch import Watch
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `train` returns, on every rank.
+
+    Attributes
+    ----------
+    model : Model
+        The model that was trained.
+    params : dict of str to ndarray
+        Its parameters by name; the same bits on every rank.
+    summary : dict
+        What summary.json holds: test_accuracy, test_loss, seconds, steps, bytes_sent, ranks, strategy, ...
+    history : list of dict
+        The lines of metrics.jsonl of this session.
+    """
+
+    model: Any
+    params: dict[str, np.ndarray]
+    summary: dict[str, Any]
+    history: list[dict[str, Any]]
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """The model's outputs for rows ``x`` (n, features), scaled as the training rows were; no communication."""
+        return outputs(self.model, self.params, x, self.summary["data"]["features"])
+
+
+def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = None, out: str | Path | None = None,
+          resume: bool = False, overwrite: bool = False, quiet: bool = False, optimiser: Any = None, strategy: Any = None,
+          **settings: Any) -> Result:
+    """Train a model on all ranks; the same call, in the same program, on one rank without mpiexec.
+
+    Parameters
+    ----------
+    model : Model or str, optional
+        An object with ``shapes``, ``init``, ``gradient`` and ``predict`` (`mpiddl.models.Model`), or "mlp" or "softmax".
+    data : (x, y), str or Data, optional
+        Arrays with one row a sample, x (n, features) and y (n,) labels or (n,) or (n, k) targets - the same on every rank, each
+        reads its own rows of them -, or the name or folder of a data set (default "digits").
+    test : (x, y), optional
+        Test rows beside arrays; by default ``test_fraction`` of the rows are held out.
+    comm : mpi4py.MPI.Intracomm, optional
+        The ranks to train on; COMM_WORLD by default. It is duplicated, and not freed.
+    out : path, optional
+        Folder for the resolved settings, metrics, plots, checkpoints and summary. Nothing is written without it.
+    resume, overwrite : bool
+        What to do with a run that is in ``out`` already: go on from its newest checkpoint, or replace it.
+    quiet : bool
+        Print nothing.
+    optimiser, strategy : object or str, optional
+        Names as in `Job`, or objects of `mpiddl.optim` and `mpiddl.strategies` (or a user's own).
+    **settings
+        The fields of `mpiddl.Job`: epochs, batch, rate, seed, ...
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    UsageError, DataError, MismatchError
+        On every rank, in the same words, before the first step.
+    CheckpointError
+        On every rank, if a checkpoint cannot be read or written; earlier ones are untouched.
+    CommError
+        No MPI library, or a launcher that promised more ranks than came up.
+
+    Communication
+    -------------
+    Collective over ``comm``. Each step the strategy's; between steps short messages on a communicator of its own.
+
+    Examples
+    --------
+    >>> import mpiddl
+    >>> result = mpiddl.train("softmax", "digits", epochs=5, quiet=True)
+    >>> result.summary["test_accuracy"] > 0.9
+    True
+    """
+    request = Request(model, data, test, Path(out) if out is not None else None, resume, overwrite, quiet, optimiser, strategy,
+                      settings)
+    link = connect(comm, os.environ if comm is None else None)
+    with failing_together(link):
+        control = link.Dup()
+        with open_session(link, control, request) as session:
+            result = _run(link, control, session)
+        control.Free()
+    link.Free()
+    return result
+
+
+def describe(out: Path | None = None, resume: bool = False, overwrite: bool = False, quiet: bool = False,
+             **settings: Any) -> str:
+    """What `train` would do with these settings, checked as it would check them, as lines of text. Nothing is written."""
+    link = connect(None, os.environ)
+    with failing_together(link):
+        text = dry_run(link, Request(None, None, None, out, resume, overwrite, quiet, None, None, settings))
+    link.Free()
+    return text
+
+
+def _run(link: Any, control: Any, session: Session) -> Result:
+    """Train, test and keep. Collective."""
+    state, earlier = starting_state(link, control, session)
+    folder, history = session.folder, []
+    writes = folder and (control.rank == 0 or not session.strategy.lockstep)
+    lines = Lines(_lines_path(folder, control.rank) if folder and writes else None, state.index)
+    metrics = _metrics(link, control, session, lines, earlier)
+    shown = report.progress(control.rank, session.plan.steps, state.index, session.request.quiet)
+    for note in session.notes:
+        shown.say(note)
+
+    def show(line: dict[str, Any]) -> None:
+        history.append(line)
+        shown.show(line)
+
+    watch = Watch(control, session.job, session.model, session.strategy, session.plan, metrics, session.rows.validation,
+                  folder.checkpoints if folder else None, session.about, show)
+    try:
+        loop(link, session.model, session.optimiser, session.strategy, session.plan, state, watch)
+        splits = metrics.finish()
+        if not session.strategy.replicated:
+            control.Bcast(state.params.flat, 0)  # `finish` leaves one model; rank 0's is the one that counts
+        manifest = watch.save(state) if folder else None
+        tested = evaluate_rows(control, session.model, state.params, session.test_rows())
+    finally:
+        shown.close()
+        lines.close()
+    summary = _summary(control, session, state, metrics, splits, tested, watch.ended, manifest)
+    if control.rank == 0:
+        _hand_over(session, summary, splits, history)
+    return Result(session.model, state.params.views, summary, history)
+
+
+def _lines_path(folder: Folder, rank: int) -> Path:
+    return folder.metrics if rank == 0 else folder.metrics.with_stem(f"metrics-{rank:05d}")
+
+
+def _metrics(link: Any, control: Any, session: Session, lines: Lines, earlier: Checkpoint | None) -> Metrics:
+    before = earlier.manifest if earlier else {}
+    return Metrics(control, link.meter, clock_offset(control), lines, session.strategy.lockstep, before.get("elapsed", 0.0),
+                   before.get("bytes_sent", 0))
+
+
+def _summary(control: Any, session: Session, state: State, metrics: Metrics, splits: list[Split], tested: Evaluation,
+             ended: str, manifest: dict[str, Any] | None) -> dict[str, Any]:
+    """The result of a run as plain values, the same on every rank. Collective."""
+    updates = control.allgather(state.updates)
+    return {
+        "test_accuracy": tested.accuracy,
+        "test_loss": tested.loss if tested.count else None,
+        "test_rows": tested.count,
+        "seconds": round(control.bcast(metrics.elapsed_s), 4),
+        "steps": max(updates),
+        "epochs": max(updates) / session.plan.steps_per_epoch,
+        "bytes_sent": metrics.bytes_sent,
+        "bytes_basis": BYTES_BASIS,
+        "ranks": control.size,
+        "strategy": session.about["strategy"],
+        "ended": ended,
+        "parameters": int(state.params.flat.size),
+        "checkpoint_sha256": manifest["files"][MODEL]["sha256"] if manifest else None,
+        "per_rank": [split._asdict() for split in splits],
+        "clocks": "arrivals compared on rank 0's clock, aligned at the start by the shortest of 8 round trips",
+        **{key: session.about[key] for key in ("model", "data", "mpiddl", "mpi")},
+    }
+
+
+def _hand_over(session: Session, summary: dict[str, Any], splits: list[Split], history: list[dict[str, Any]]) -> None:
+    """Rank 0 writes and shows the result."""
+    if session.folder:
+        session.folder.write_summary(summary)
+        report.plot_curves(session.folder.curves, session.folder.read_lines())
+    if not session.request.quiet:
+        report.show_summary(summary, splits)
+        if session.folder:
+            print(f"run folder: {session.folder.path}")

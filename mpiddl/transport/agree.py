@@ -1,0 +1,71 @@
+"""Ranks that must fail together: local work whose outcome every rank learns, and settings that must be equal.
+
+Cost: one all-gather of a short pickled message each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from mpiddl import errors
+from mpiddl.errors import CommError, MismatchError, MpiddlError
+
+
+@contextmanager
+def agreed(comm: Any) -> Iterator[None]:
+    """Work of one's own, after which all ranks go on or all raise.
+
+    An `MpiddlError` on some ranks is raised, in the same words, on every rank; the words say which ranks met it unless all
+    did. Any other exception is a bug: it stays on its rank, and the others raise a `CommError` that names the rank.
+
+    Communication
+    -------------
+    Collective over ``comm``: one all-gather when the block ends.
+    """
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    known = isinstance(failure, MpiddlError)
+    outcome = None if failure is None else (type(failure).__name__ if known else "", str(failure))
+    outcomes = comm.allgather(outcome)
+    if failure is not None and not known:
+        raise failure
+    _raise_first(outcomes)
+
+
+def _raise_first(outcomes: list[tuple[str, str] | None]) -> None:
+    failed = [rank for rank, outcome in enumerate(outcomes) if outcome is not None]
+    if not failed:
+        return
+    kind, words = next((outcome for outcome in outcomes if outcome is not None))
+    if not kind:
+        raise CommError(f"rank {failed[0]} failed: {words}")
+    same = [rank for rank in failed if outcomes[rank] == outcomes[failed[0]]]
+    where = "" if len(same) == len(outcomes) else f" (on {_name_ranks(same)} of {len(outcomes)})"
+    raise getattr(errors, kind)(words + where)
+
+
+def check_equal(comm: Any, what: str, values: Mapping[str, Any]) -> None:
+    """Raise a `MismatchError` on every rank unless all ranks bring the same ``values``; it names keys and ranks.
+
+    Communication
+    -------------
+    Collective over ``comm``: one all-gather.
+    """
+    everyone = comm.allgather(dict(values))
+    for key in everyone[0]:
+        odd = [rank for rank, theirs in enumerate(everyone) if theirs.get(key) != everyone[0][key]]
+        if odd:
+            raise MismatchError(
+                f"{what}: {key}: rank 0 was given {everyone[0][key]!r}, {_name_ranks(odd)} {everyone[odd[0]].get(key)!r}; "
+                "wanted the same on every rank"
+            )
+
+
+def _name_ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

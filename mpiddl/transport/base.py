@@ -1,0 +1,135 @@
+"""What every transport offers, and the meter that counts what a rank sends and how long it is held up.
+
+The interface is mpi4py's own, cut down to what strategies use: upper case moves numpy buffers, lower case moves pickled
+objects, arguments come as ``(sendbuf, recvbuf, op)``. A strategy written against it runs on real MPI
+(`mpiddl.transport.mpi`) and on virtual ranks in one process (`mpiddl.transport.virtual`) without a change.
+The one departure: `Probe` returns the envelope instead of filling in a status.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+
+class Op(Enum):
+    """Reductions, named as in MPI."""
+
+    SUM = "SUM"
+    MIN = "MIN"
+    MAX = "MAX"
+    PROD = "PROD"
+
+
+class Special(Enum):
+    """Arguments that stand for something else, named as in MPI."""
+
+    IN_PLACE = "IN_PLACE"
+    ANY_SOURCE = "ANY_SOURCE"
+    ANY_TAG = "ANY_TAG"
+
+
+SUM, MIN, MAX, PROD = Op
+IN_PLACE, ANY_SOURCE, ANY_TAG = Special
+
+
+class Envelope(NamedTuple):
+    """Who sent a message, and under which tag."""
+
+    source: int
+    tag: int
+
+
+class Span(NamedTuple):
+    """One synchronising call, in seconds of this rank's clock: when the rank was there with its data, when it began to
+    wait for the result, when it had it."""
+
+    arrived: float
+    entered: float
+    left: float
+
+
+@dataclass
+class Meter:
+    """What this rank sent (payload bytes, messages) and the seconds it spent in communication.
+
+    Collectives leave a `Span` each: which part of it was waiting for the last rank is known only after the ranks have
+    compared their arrivals (`mpiddl.metrics`). Point-to-point calls split their seconds at once: until the message was
+    there (waiting), and from then on (moving).
+    """
+
+    messages: int = 0
+    bytes: int = 0
+    waiting: float = 0.0
+    moving: float = 0.0
+    spans: list[Span] = field(default_factory=list)
+
+    def sent(self, nbytes: int, messages: int = 1) -> None:
+        self.bytes += int(nbytes)
+        self.messages += messages
+
+
+class Request(Protocol):
+    """A started operation."""
+
+    def Wait(self) -> None: ...
+
+    def Test(self) -> bool: ...
+
+
+class Comm(Protocol):
+    """The communicator that strategies talk through."""
+
+    rank: int
+    size: int
+    meter: Meter
+
+    def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None: ...
+
+    def Iallreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> Request: ...
+
+    def Bcast(self, buf: np.ndarray, root: int = 0) -> None: ...
+
+    def Barrier(self) -> None: ...
+
+    def Send(self, buf: np.ndarray, dest: int, tag: int = 0) -> None: ...
+
+    def Recv(self, buf: np.ndarray, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> None: ...
+
+    def Isend(self, buf: np.ndarray, dest: int, tag: int = 0) -> Request: ...
+
+    def Sendrecv(
+        self, sendbuf: np.ndarray, dest: int, sendtag: int, recvbuf: np.ndarray, source: int, recvtag: int
+    ) -> None: ...
+
+    def Probe(self, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Envelope: ...
+
+    def allgather(self, obj: Any) -> list[Any]: ...
+
+    def bcast(self, obj: Any, root: int = 0) -> Any: ...
+
+    def Dup(self) -> Comm: ...
+
+    def Free(self) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+BYTES_BASIS = "own messages; library collectives by formula, allreduce 2(P-1)/P V, broadcast (P-1)/P V a rank"
+
+
+def allreduce_bytes(size: int, nbytes: int) -> int:
+    """Bytes one rank sends in a bandwidth-optimal all-reduce of ``nbytes``: 2 (P-1)/P of them.
+
+    The MPI library does not say which algorithm it runs; this is the least any algorithm sends
+    (Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002, theorem 1).
+    """
+    return 2 * (size - 1) * nbytes // size
+
+
+def bcast_bytes(size: int, nbytes: int) -> int:
+    """Bytes one rank sends, on average, in a broadcast: (P-1)/P of the message, since P-1 ranks must receive it."""
+    return (size - 1) * nbytes // size

@@ -1,0 +1,250 @@
+"""Real MPI: mpi4py's communicator behind the interface of `mpiddl.transport.base`, counted and timed.
+
+mpi4py is imported when the first communicator is made, never at ``import mpiddl``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mpiddl import launch
+from mpiddl.clock import now
+from mpiddl.errors import CommError, MpiddlError
+from mpiddl.transport.base import (
+    ANY_SOURCE,
+    ANY_TAG,
+    IN_PLACE,
+    SUM,
+    Envelope,
+    Meter,
+    Op,
+    Span,
+    allreduce_bytes,
+    bcast_bytes,
+)
+
+# How long a failing rank waits for the others to fail too before it calls its failure a lone one and ends the job.
+GRACE_S = 3.0
+
+
+def load_mpi() -> Any:
+    """``mpi4py.MPI``, or a `CommError` that says where to get an MPI library."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise CommError(launch.no_mpi_message(error)) from None
+    return MPI
+
+
+def connect(comm: Any = None, env: Any = None) -> Any:
+    """A communicator of our own on the ranks of ``comm``.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm or Comm, optional
+        The ranks to work with; None means ``MPI.COMM_WORLD``. It is duplicated, never used itself.
+    env : mapping, optional
+        The environment in which a launcher may have promised a number of ranks; None checks no promise.
+
+    Returns
+    -------
+    Comm
+        To be freed with ``Free()``.
+
+    Raises
+    ------
+    CommError
+        On every rank: no MPI library; ``comm`` is no intra-communicator; the launcher promised more ranks than came up
+        (each rank believes to be alone).
+
+    Communication
+    -------------
+    Collective over ``comm``: two duplications.
+    """
+    if comm is not None and hasattr(comm, "meter"):
+        return comm.Dup()
+    MPI = load_mpi()
+    if comm is None:
+        comm = MPI.COMM_WORLD
+        if env is not None:
+            trouble = launch.check(launch.promise(env), comm.size, MPI.Get_library_version())
+            if trouble:
+                raise CommError(trouble)
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        raise CommError(f"comm: got {type(comm).__name__}, wanted an mpi4py intra-communicator or None for COMM_WORLD")
+    return MpiComm(comm.Dup())
+
+
+@contextmanager
+def failing_together(link: Any) -> Iterator[None]:
+    """An exception leaves the block on all ranks of ``link``, or, where it is one rank's alone, ends the job."""
+    try:
+        yield
+    except BaseException as error:
+        link.fail(error)
+        raise
+
+
+class MpiComm:
+    """An mpi4py communicator that counts bytes and seconds. It owns ``raw`` and frees it."""
+
+    def __init__(self, raw: Any):
+        self.raw = raw
+        self.rank: int = raw.Get_rank()
+        self.size: int = raw.Get_size()
+        self.meter = Meter()
+        self._mpi = load_mpi()
+        self._alarm = raw.Dup()  # on which failing ranks find each other, apart from all other traffic
+
+    def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None:
+        entered = now()
+        self.raw.Allreduce(self._source(sendbuf), recvbuf, getattr(self._mpi, op.name))
+        self._synchronised(entered, entered)
+        self.meter.sent(allreduce_bytes(self.size, recvbuf.nbytes))
+
+    def Iallreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> MpiRequest:
+        request = self.raw.Iallreduce(self._source(sendbuf), recvbuf, getattr(self._mpi, op.name))
+        self.meter.sent(allreduce_bytes(self.size, recvbuf.nbytes))
+        return MpiRequest(request, self.meter, (sendbuf, recvbuf), collective=True)
+
+    def Bcast(self, buf: np.ndarray, root: int = 0) -> None:
+        entered = now()
+        self.raw.Bcast(buf, root)
+        self._synchronised(entered, entered)
+        self.meter.sent(bcast_bytes(self.size, buf.nbytes))
+
+    def Barrier(self) -> None:
+        entered = now()
+        self.raw.Barrier()
+        self._synchronised(entered, entered)
+
+    def patient_barrier(self, pause_s: float = 0.002) -> None:
+        """A barrier that sleeps while it waits, so that a rank still busy has the core to itself."""
+        request = self.raw.Ibarrier()
+        while not request.Test():
+            time.sleep(pause_s)
+
+    def allgather(self, obj: Any) -> list[Any]:
+        return self.raw.allgather(obj)
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        return self.raw.bcast(obj, root)
+
+    def Send(self, buf: np.ndarray, dest: int, tag: int = 0) -> None:
+        entered = now()
+        self.raw.Send(buf, dest, tag)
+        self.meter.moving += now() - entered
+        self.meter.sent(buf.nbytes)
+
+    def Isend(self, buf: np.ndarray, dest: int, tag: int = 0) -> MpiRequest:
+        self.meter.sent(buf.nbytes)
+        return MpiRequest(self.raw.Isend(buf, dest, tag), self.meter, (buf,))
+
+    def Irecv(self, buf: np.ndarray, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> MpiRequest:
+        return MpiRequest(self.raw.Irecv(buf, self._peer(source), self._tag(tag)), self.meter, (buf,))
+
+    def Recv(self, buf: np.ndarray, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> None:
+        envelope = self.Probe(source, tag)
+        entered = now()
+        self.raw.Recv(buf, envelope.source, envelope.tag)
+        self.meter.moving += now() - entered
+
+    def Sendrecv(
+        self, sendbuf: np.ndarray, dest: int, sendtag: int, recvbuf: np.ndarray, source: int, recvtag: int
+    ) -> None:
+        request = self.Isend(sendbuf, dest, sendtag)
+        self.Recv(recvbuf, source, recvtag)
+        request.Wait()
+
+    def Probe(self, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Envelope:
+        entered = now()
+        status = self._mpi.Status()
+        self.raw.Probe(self._peer(source), self._tag(tag), status)
+        self.meter.waiting += now() - entered
+        return Envelope(status.source, status.tag)
+
+    def Dup(self) -> MpiComm:
+        return MpiComm(self.raw.Dup())
+
+    def local_ranks(self) -> MpiComm:
+        """The ranks of this communicator that share this node's memory."""
+        return MpiComm(self.raw.Split_type(self._mpi.COMM_TYPE_SHARED))
+
+    def library(self) -> str:
+        """Name and version of the MPI library, one line."""
+        return self._mpi.Get_library_version().splitlines()[0].strip("\0 ,")
+
+    def Free(self) -> None:
+        for handle in (self._alarm, self.raw):
+            if handle != self._mpi.COMM_NULL:
+                handle.Free()
+
+    def fail(self, error: BaseException) -> None:
+        """Called where ``error`` is about to leave the SPMD region. Returns if all ranks failed; else ends the job.
+
+        A failing rank starts a barrier that only failing ranks enter. If all are there within the grace, they failed
+        together and each can raise; if not, the others would wait for this rank for ever: its traceback is printed and
+        the job ends.
+        """
+        if self.size == 1 or getattr(error, "agreed", False):
+            return
+        request = self._alarm.Ibarrier()
+        deadline = now() + GRACE_S
+        while not request.Test():
+            if now() > deadline:
+                self._end(error)
+            time.sleep(0.005)
+        error.agreed = True  # type: ignore[attr-defined]
+
+    def _end(self, error: BaseException) -> None:
+        known = isinstance(error, MpiddlError)
+        text = str(error) if known else "".join(traceback.format_exception(error))
+        print(f"mpiddl: error on rank {self.rank} of {self.size}, the job ends: {text}", file=sys.stderr, flush=True)
+        self.raw.Abort(getattr(error, "exit_code", 1))
+
+    def _synchronised(self, arrived: float, entered: float) -> None:
+        self.meter.spans.append(Span(arrived, entered, now()))
+
+    def _source(self, sendbuf: Any) -> Any:
+        return self._mpi.IN_PLACE if sendbuf is IN_PLACE else sendbuf
+
+    def _peer(self, source: Any) -> int:
+        return self._mpi.ANY_SOURCE if source is ANY_SOURCE else source
+
+    def _tag(self, tag: Any) -> int:
+        return self._mpi.ANY_TAG if tag is ANY_TAG else tag
+
+
+class MpiRequest:
+    """A started operation; keeps its buffers alive until it is complete."""
+
+    def __init__(self, raw: Any, meter: Meter, buffers: tuple[Any, ...], collective: bool = False):
+        self._raw, self._meter, self._buffers, self._collective = raw, meter, buffers, collective
+        self._started = now()
+
+    def Wait(self) -> None:
+        entered = now()
+        self._raw.Wait()
+        self._done(entered)
+
+    def Test(self) -> bool:
+        if self._buffers and self._raw.Test():
+            self._done(now())
+        return not self._buffers
+
+    def _done(self, entered: float) -> None:
+        if not self._buffers:
+            return
+        left = now()
+        if self._collective:
+            self._meter.spans.append(Span(self._started, entered, left))
+        else:
+            self._meter.moving += left - entered
+        self._buffers = ()

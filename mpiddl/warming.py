@@ -1,0 +1,57 @@
+"""Sharing a node: its cores divided among its ranks, and kernels compiled by one rank while the others wait asleep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mpiddl import threads
+from mpiddl.data import ShardedRows
+from mpiddl.job import Job
+from mpiddl.memory import aligned_zeros
+from mpiddl.optim import clip_norm
+
+
+@contextmanager
+def limited_threads(comm: Any, wanted: int, env: Mapping[str, str]) -> Iterator[str]:
+    """BLAS and numba threads of this rank while the block runs; yields a warning, or nothing. Collective.
+
+    Parameters
+    ----------
+    wanted : int
+        Threads a rank; 0 for the cores of the node divided by its ranks, unless ``env`` sets a number.
+    """
+    local = comm.local_ranks()
+    cores = threads.cores_of_node(local.allgather(threads.core_mask()))
+    count = threads.threads_per_rank(cores, local.size, wanted or None, env)
+    note = threads.oversubscription(cores, local.size, count)
+    local.Free()
+    with threads.limit(count):
+        yield note or ""
+
+
+def warm(comm: Any, model: Any, optimiser: Any, rows: ShardedRows, job: Job) -> None:
+    """Compile, or load from numba's cache, every kernel of a training step: one rank of each node first. Collective."""
+    local = comm.local_ranks()
+    if local.rank == 0:
+        _compile(model, optimiser, rows, job)
+    local.patient_barrier()
+    if local.rank != 0:
+        _compile(model, optimiser, rows, job)
+    local.patient_barrier()
+    local.Free()
+
+
+def _compile(model: Any, optimiser: Any, rows: ShardedRows, job: Job) -> None:
+    """Call each kernel on next to nothing."""
+    dtype = np.dtype(job.dtype)
+    if hasattr(model, "warm"):
+        model.warm(dtype)
+    params, grad = aligned_zeros(1, dtype), aligned_zeros(1, dtype)
+    optimiser.update(params, grad, optimiser.init(1, dtype), 0.0)
+    if job.clip:
+        clip_norm(grad, 1.0, job.clip)
+    rows.batch(0, 0)

@@ -1,0 +1,146 @@
+"""What happens between steps: lines of metrics, validation, checkpoints, and the decision to end.
+
+Ranks in lockstep decide together; where they are not, each rank writes its own lines and looks at its own clock, and nothing here
+communicates.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpiddl import checkpoint
+from mpiddl.errors import MismatchError
+from mpiddl.evaluation import evaluate_rows
+from mpiddl.job import Job
+from mpiddl.loop import Plan, State
+from mpiddl.memory import FlatBuffer
+from mpiddl.metrics import Metrics
+from mpiddl.models.base import Score
+from mpiddl.strategies.base import Step, Strategy
+from mpiddl.transport.base import IN_PLACE, Comm
+
+CHECK_S = 0.5  # how often ranks in lockstep ask each other for the time
+
+
+@dataclass
+class Watch:
+    """Called by the loop after each step.
+
+    comm : apart from the strategy's communicator.
+    validation : gives this rank's validation rows in chunks; no rows at all means no validation.
+    checkpoints : folder to save in, or None.
+    about : JSON values for each checkpoint's manifest.
+    show : takes each line of metrics on every rank (the report shows them on rank 0).
+    """
+
+    comm: Comm
+    job: Job
+    model: Any
+    strategy: Strategy
+    plan: Plan
+    metrics: Metrics
+    validation: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]
+    checkpoints: Path | None
+    about: dict[str, Any]
+    show: Callable[[dict[str, Any]], None]
+    ended: str = ""
+    _check_at: int = field(default=1, init=False)
+
+    def __call__(self, state: State, step: Step, score: Score) -> bool:
+        self.metrics.add(score, step.count)
+        done, last = state.index, state.index == self.plan.steps
+        epoch_over = done % self.plan.steps_per_epoch == 0 or last
+        if epoch_over or done % self.job.log_every == 0:
+            self.show(self.metrics.line(done, done / self.plan.steps_per_epoch, step.rate))
+        if self.strategy.lockstep:
+            with self.metrics.aside():
+                if epoch_over and self._validated(state):
+                    self.ended = f"validation accuracy reached {self.job.target_accuracy:g}"
+                elif self._save_now(done) and not last:
+                    self.save(state)
+        if not self.ended and self._late(done):
+            self.ended = f"{self.job.max_seconds:g} s are over"
+        return bool(self.ended)
+
+    def _save_now(self, done: int) -> bool:
+        return bool(self.checkpoints) and done % (self.job.checkpoint_every or self.plan.steps_per_epoch) == 0
+
+    def save(self, state: State) -> dict[str, Any]:
+        """Write a checkpoint of all ranks' states; returns its manifest. Collective."""
+        assert self.checkpoints is not None
+        replicated = self.strategy.replicated
+        if replicated:
+            self._check_replicas(state)
+        params, moments = self.consensus(state)
+        own = {} if replicated else {"params": state.params.flat, **{f"moment.{k}": v for k, v in state.moments.items()}}
+        return checkpoint.save(
+            self.comm, self.checkpoints, state.index, params.views, moments, own, state.strategy,
+            {**self.about, "index": state.index, "updates": state.updates, "elapsed": self.metrics.elapsed_s,
+             "bytes_sent": self.metrics.bytes_sent},
+            self.job.keep,
+        )
+
+    def consensus(self, state: State) -> tuple[FlatBuffer, dict[str, np.ndarray]]:
+        """The one model that the ranks stand for: theirs if they share it, else the mean of theirs. Collective."""
+        if self.strategy.replicated:
+            return state.params, state.moments
+        mean = FlatBuffer(self.model.shapes, state.params.dtype)
+        mean.flat[:] = self._mean(state.params.flat)
+        return mean, {name: self._mean(moment) for name, moment in state.moments.items()}
+
+    def _mean(self, array: np.ndarray) -> np.ndarray:
+        total = array.copy()
+        self.comm.Allreduce(IN_PLACE, total)
+        return total / total.dtype.type(self.comm.size)
+
+    def _validated(self, state: State) -> bool:
+        """Measure on the validation rows; True if the target is reached. Collective."""
+        if not self.job.validation:
+            return False
+        found = evaluate_rows(self.comm, self.model, self.consensus(state)[0], self.validation())
+        if not found.count:
+            return False
+        line = {
+            "step": state.index,
+            "epoch": round(state.index / self.plan.steps_per_epoch, 4),
+            "validation_loss": found.loss,
+            "validation_accuracy": found.accuracy,
+            "elapsed": round(self.metrics.elapsed_s, 4),
+            "bytes": self.metrics.bytes_sent,
+        }
+        self.metrics.lines.write(line)
+        self.show(line)
+        return bool(self.job.target_accuracy) and (found.accuracy or 0.0) >= self.job.target_accuracy
+
+    def _late(self, done: int) -> bool:
+        """Whether the time is up. In lockstep all ranks ask at the same steps, about every half second."""
+        if not self.job.max_seconds:
+            return False
+        elapsed = self.metrics.session_s
+        if not self.strategy.lockstep:
+            return elapsed >= self.job.max_seconds
+        if done < self._check_at:
+            return False
+        latest = max(self.comm.allgather(elapsed))
+        self._check_at = done + max(1, int(CHECK_S * max(self.metrics.session_steps, 1) / max(latest, 1e-9)))
+        return latest >= self.job.max_seconds
+
+    def _check_replicas(self, state: State) -> None:
+        """Raise a `MismatchError` on every rank if ranks that should hold the same bits do not. Collective."""
+        mine = zlib.crc32(state.params.flat)
+        for moment in state.moments.values():
+            mine = zlib.crc32(moment, mine)
+        everyone = self.comm.allgather(mine)
+        odd = [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
+        if odd:
+            raise MismatchError(
+                f"step {state.index}: the parameters of ranks {odd[:8]} differ from rank 0's, strategy "
+                f"{type(self.strategy).__name__} promises the same bits on every rank; a model or an update that draws random "
+                "numbers or depends on the rank can do this"
+            )
