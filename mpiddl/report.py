@@ -103,38 +103,34 @@ def _validation(line: Mapping[str, Any]) -> str:
 
 
 def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
-    """Print the table at the end of a run: what came out, and where the time and the bytes went."""
+    """Print what came out, and the table of where each rank's seconds and bytes went."""
+    from rich import box
     from rich.table import Table
 
-    table = Table(title=f"{summary['strategy']} on {summary['ranks']} rank{'s' * (summary['ranks'] > 1)}", title_justify="left")
-    table.add_column("")
-    table.add_column("mean", justify="right")
-    table.add_column("slowest rank", justify="right")
-    for name, value in _results(summary):
-        table.add_row(name, value, "")
-    table.add_section()
     slowest = max(range(len(splits)), key=lambda rank: splits[rank].compute)
-    total = sum(splits[slowest][:3]) or 1.0
+    ranks = f"{len(splits)} rank{'s' * (len(splits) > 1)}"
+    table = Table(box=box.SIMPLE_HEAD, caption=f"{summary['strategy']} on {ranks}, {summary['mpi']}", caption_justify="left")
+    table.add_column("a rank's")
+    for name in ("mean", "share", f"slowest, rank {slowest}"):
+        table.add_column(name, justify="right")
+    whole = sum(sum(split[:3]) for split in splits) or 1.0
     for phase in ("compute", "communication", "waiting"):
         seconds = [getattr(split, phase) for split in splits]
-        mean = sum(seconds) / len(seconds)
-        table.add_row(f"{phase} (s)", f"{mean:.2f}  {mean / total:4.0%}", f"{seconds[slowest]:.2f}")
-    table.add_row("rank", "all", str(slowest))
-    table.add_section()
-    table.add_row("sent (MB a rank)", f"{summary['bytes_sent'] / len(splits) / 1e6:.1f}", f"{splits[slowest].bytes / 1e6:.1f}")
+        table.add_row(f"{phase} (s)", f"{sum(seconds) / len(seconds):.3f}", f"{sum(seconds) / whole:.0%}",
+                      f"{seconds[slowest]:.3f}")
+    table.add_row("sent (MB)", f"{sum(split.bytes for split in splits) / len(splits) / 1e6:.2f}", "",
+                  f"{splits[slowest].bytes / 1e6:.2f}")
+    print("\n" + headline(summary))
     _console().print(table)
 
 
-def _results(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows = []
-    if summary["test_accuracy"] is not None:
-        rows.append(("test accuracy", f"{summary['test_accuracy']:.4f}"))
-    if summary["test_loss"] is not None:
-        rows.append(("test loss", f"{summary['test_loss']:.4f}"))
-    rows += [("steps", str(summary["steps"])), ("seconds", f"{summary['seconds']:.1f}")]
-    if summary["ended"]:
-        rows.append(("ended early", summary["ended"]))
-    return rows
+def headline(summary: Mapping[str, Any]) -> str:
+    """The result in one line."""
+    accuracy, loss = summary["test_accuracy"], summary["test_loss"]
+    parts = [f"test accuracy {accuracy:.2%}"] if accuracy is not None else []
+    parts += [f"test loss {loss:.4f} over {summary['test_rows']} rows"] if loss is not None else ["no test rows"]
+    parts += [f"{summary['steps']} steps", f"{summary['seconds']:.1f} s"]
+    return ", ".join(parts) + (f"; ended early: {summary['ended']}" if summary["ended"] else "")
 
 
 def plot_curves(path: Path, lines: Sequence[Mapping[str, Any]]) -> bool:

@@ -37,12 +37,15 @@ class Result:
         What summary.json holds: test_accuracy, test_loss, seconds, steps, bytes_sent, ranks, strategy, ...
     history : list of dict
         The lines of metrics.jsonl of this session.
+    rank : int
+        This rank's number, so that one of them prints.
     """
 
     model: Any
     params: dict[str, np.ndarray]
     summary: dict[str, Any]
     history: list[dict[str, Any]]
+    rank: int
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The model's outputs for rows ``x`` (n, features), scaled as the training rows were; no communication."""
@@ -152,7 +155,7 @@ def _run(link: Any, control: Any, session: Session) -> Result:
     summary = _summary(control, session, state, metrics, splits, tested, watch.ended, manifest)
     if control.rank == 0:
         _hand_over(session, summary, splits, history)
-    return Result(session.model, state.params.views, summary, history)
+    return Result(session.model, state.params.views, summary, history, control.rank)
 
 
 def _lines_path(folder: Folder, rank: int) -> Path:

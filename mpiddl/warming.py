@@ -25,11 +25,11 @@ def limited_threads(comm: Any, wanted: int, env: Mapping[str, str]) -> Iterator[
         Threads a rank; 0 for the cores of the node divided by its ranks, unless ``env`` sets a number.
     """
     local = comm.local_ranks()
-    cores = threads.cores_of_node(local.allgather(threads.core_mask()))
-    count = threads.threads_per_rank(cores, local.size, wanted or None, env)
-    note = threads.oversubscription(cores, local.size, count)
+    cores = threads.node_cores(local.allgather(threads.cores()))
+    chosen = threads.threads_per_rank(cores, local.size, wanted or None, env)
+    note = threads.warning(cores, local.size, chosen)
     local.Free()
-    with threads.limit(count):
+    with threads.apply(chosen):
         yield note or ""
 
 

@@ -111,6 +111,12 @@ def test_shards_that_are_apart_are_read_as_ranges_and_drawn_as_ever():
     assert [len(labels) for labels in held.shard_labels()] == [10, 10, 10]
 
 
+def test_arrays_that_may_not_be_written_can_be_drawn_from():
+    x = np.ones((4, 2), np.float32)
+    x.setflags(write=False)
+    assert ShardedRows(ArraySource(x, [0, 1, 0, 1]), Layout(4, 1, 4), [0]).batch(0, 0)[0].sum() == 8
+
+
 def test_epochs_and_seeds_shuffle_anew_and_a_rerun_does_not():
     source, layout = numbered(64), Layout(64, 4, 16, 0.25)
     held, again = (ShardedRows(source, layout, range(4), seed=3) for _ in range(2))

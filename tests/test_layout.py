@@ -1,4 +1,4 @@
-"""Laws of `mpiddl.layout`: every row has one owner and is drawn once an epoch, whatever the number of ranks."""
+"""Laws of `mpiddl.layout`: every row has one owner and is drawn once an epoch."""
 
 from __future__ import annotations
 

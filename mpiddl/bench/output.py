@@ -27,7 +27,7 @@ def environment() -> dict[str, Any]:
         "mpiddl": __version__,
         "python": platform.python_version(),
         "processor": _processor(),
-        "cores": cores(),
+        "cores": len(cores().ids),
         "load": os.getloadavg()[0],
         **{name: version for name in PACKAGES if (version := _version(name))},
     }

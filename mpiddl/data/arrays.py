@@ -187,6 +187,7 @@ def arrays_data(
     if x_test is None or y_test is None:
         kept, held_out = hold_out(train, test_fraction)
         return Data(name, kept, held_out, train.classes, prod(train.shape))
+    x_test, y_test = as_rows(x_test, "x_test"), as_rows(y_test, "y_test")
     if classes is None and train.classes and train.n < ROWS_TO_SEE_ALL * train.classes:
         # Too few rows to show every class: the test labels have a say as well.
         seen = ArraySource(x_test, y_test, task=train.task).classes

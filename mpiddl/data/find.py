@@ -61,7 +61,8 @@ def open_data(
 
 def _locate(name: str, search: Sequence[Path]) -> Path:
     """Return the first existing path that ``name`` may mean."""
-    places = [Path(name), *(folder / name for folder in search)]
+    # A job file or a quoted variable reaches us without a shell's expansion of "~".
+    places = [Path(os.path.expanduser(place)) for place in (name, *(folder / name for folder in search))]
     found = next((place for place in places if place.exists()), None)
     if found is not None and name:
         return Path(os.path.abspath(found))
@@ -80,7 +81,7 @@ def _neighbours(name: str, search: Sequence[Path]) -> Iterator[str]:
     beside = Path(name).parent
     for folder, shown in [(beside, beside), *((folder, Path()) for folder in search)]:
         if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK):
-            yield from (str(shown / entry.name) for entry in folder.iterdir())
+            yield from (str(shown / entry.name) for entry in folder.iterdir() if entry.name[0] != ".")
 
 
 def _open(path: Path, task: Task | None, test_fraction: float) -> Data:

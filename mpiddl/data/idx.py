@@ -18,7 +18,7 @@ from .arrays import arrays_data
 from .base import Data
 from .hold_out import TEST_FRACTION
 from .labels import Task
-from .rows import MappedRows, MemoryRows, RowArray, StreamedRows, is_gzip, open_bytes, reading
+from .rows import MappedRows, RowArray, StreamedRows, is_gzip, open_bytes, reading, unpacked
 
 FILES = (
     "train-images-idx3-ubyte",
@@ -26,6 +26,7 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
+DEFLATE_RATIO = 1032  # the most that gzip can pack: 258 bytes in two bits (RFC 1951)
 WANTED = f"{FILES[0]}[.gz] and {FILES[1]}[.gz] (MNIST)"
 
 
@@ -61,11 +62,7 @@ def _images(folder: Path, name: str) -> RowArray:
 
 
 def _labels(folder: Path, name: str) -> RowArray:
-    """Return labels; those that are compressed are unpacked whole, at one byte a row."""
-    labels = _open(_need(folder, name), 1)
-    if isinstance(labels, StreamedRows):
-        return MemoryRows(labels.name, labels.read([range(labels.shape[0])])[0])
-    return labels
+    return unpacked(_open(_need(folder, name), 1))
 
 
 def _need(folder: Path, name: str) -> Path:
@@ -79,13 +76,14 @@ def _open(path: Path, dimensions: int) -> RowArray:
     """Return the bytes of an idx file as an array of rows, with only the header read."""
     shape = _header(path, dimensions)
     skip, kind = 4 + 4 * dimensions, np.dtype(np.uint8)
-    if is_gzip(path):
-        return StreamedRows(str(path), str(path), lambda: open_bytes(path), skip, shape, kind)
-    size = os.path.getsize(path)
-    if size != skip + prod(shape):
+    wanted, size, packed = skip + prod(shape), os.path.getsize(path), is_gzip(path)
+    # Checked before memory is asked for; the exact length of what is packed shows only in reading.
+    if wanted > DEFLATE_RATIO * size if packed else wanted != size:
         raise DataError(
-            f"{path}: {size} bytes came, {skip + prod(shape)} were wanted for the shape {shape} in its header"
+            f"{path}: {size} bytes came, {wanted} were wanted for the shape {shape} in its header"
         )
+    if packed:
+        return StreamedRows(str(path), str(path), lambda: open_bytes(path), skip, shape, kind)
     return MappedRows(str(path), str(path), skip, shape, kind)
 
 

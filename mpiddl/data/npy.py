@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO
 
 import numpy as np
@@ -23,7 +24,7 @@ from .arrays import arrays_data
 from .base import Data
 from .hold_out import TEST_FRACTION
 from .labels import Task
-from .rows import MappedRows, MemoryRows, RowArray, StreamedRows, reading
+from .rows import MappedRows, RowArray, StreamedRows, reading, unpacked
 
 NAMES = (("x_train", "y_train"), ("x", "y"))
 TEST_NAMES = ("x_test", "y_test")
@@ -36,7 +37,7 @@ def matches(folder: Path) -> bool:
 
 
 def npy_data(folder: Path, task: Task | None = None, test_fraction: float = TEST_FRACTION) -> Data:
-    """Open a folder of ``.npy`` files; without ``x_test.npy`` and ``y_test.npy`` a part is held out for
+    """Open a folder of ``.npy`` files; without test files a part of the rows is held out for testing.
     testing.
 
     Raises
@@ -58,13 +59,13 @@ def npz_data(path: Path, task: Task | None = None, test_fraction: float = TEST_F
     DataError
         If it is no ``.npz`` file, lacks an array, is damaged, or holds Python objects.
     """
-    with reading(path):
-        if not zipfile.is_zipfile(path):
-            raise DataError(
-                f"{path}: not an .npz file (a zip archive of .npy files was wanted), or truncated"
-            )
-        with zipfile.ZipFile(path) as archive:
+    try:
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
             present = sorted(name.removesuffix(".npy") for name in archive.namelist())
+    except zipfile.BadZipFile as error:
+        raise DataError(
+            f"{path}: truncated or not an .npz file, a zip archive of .npy files ({error})"
+        ) from error
     return _data(
         path.stem, f"{path}", present, lambda name: _open_member(path, f"{name}.npy"), task, test_fraction
     )
@@ -85,15 +86,8 @@ def _data(
         wanted = "x_train and y_train, or x and y" if names is None else "both x_test and y_test, or neither,"
         raise DataError(f"{where}: {wanted} were wanted, {', '.join(present) or 'no arrays'} came")
     arrays = [opened(key) for key in names + TEST_NAMES * bool(tested)]
-    arrays[1::2] = [_unpacked(labels) for labels in arrays[1::2]]
+    arrays[1::2] = [unpacked(labels) for labels in arrays[1::2]]
     return arrays_data(*arrays, name=name, task=task, test_fraction=test_fraction)
-
-
-def _unpacked(labels: RowArray) -> RowArray:
-    """Return labels in memory if they are compressed: they are small, and read more than once."""
-    if isinstance(labels, StreamedRows):
-        return MemoryRows(labels.name, labels.read([range(labels.shape[0])])[0])
-    return labels
 
 
 def _open_npy(path: Path) -> RowArray:
@@ -109,13 +103,13 @@ def _open_member(path: Path, member: str) -> RowArray:
     """Return a member of an ``.npz`` file as an array of rows, with only the header read."""
     name = f"{member.removesuffix('.npy')} in {path}"
 
-    def unpacked() -> IO[bytes]:
+    def open_packed() -> IO[bytes]:
         try:
             return zipfile.ZipFile(path).open(member)
         except (NotImplementedError, RuntimeError) as error:  # an unknown method, a password
             raise DataError(f"{name}: cannot be unpacked ({error})") from error
 
-    with reading(path), unpacked() as file, zipfile.ZipFile(path) as archive:
+    with reading(path), open_packed() as file, zipfile.ZipFile(path) as archive:
         shape, fortran, dtype = _header(file, name)
         skip, info = file.tell(), archive.getinfo(member)
     _check_size(name, info.file_size - skip, shape, dtype)
@@ -123,7 +117,7 @@ def _open_member(path: Path, member: str) -> RowArray:
         return MappedRows(name, str(path), _member_start(path, info) + skip, shape, dtype, fortran)
     if fortran:
         raise DataError(f"{name}: compressed column by column; save np.ascontiguousarray(...) of it")
-    return StreamedRows(name, str(path), unpacked, skip, shape, dtype)
+    return StreamedRows(name, str(path), open_packed, skip, shape, dtype)
 
 
 def _check_size(name: str, size: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -141,7 +135,12 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
             shape, fortran, dtype = npy_format.read_array_header_1_0(file)
         else:
             shape, fortran, dtype = npy_format.read_array_header_2_0(file)
-    except ValueError as error:
+    except (
+        ValueError,
+        TypeError,
+        SyntaxError,
+        TokenError,
+    ) as error:  # numpy's parser lets its own errors through
         raise DataError(f"{name}: not a .npy array ({error})") from error
     if dtype.hasobject:
         raise DataError(

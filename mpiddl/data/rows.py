@@ -164,3 +164,10 @@ class StreamedRows:
             f"{self.path}: unpacks to {how} bytes than the {self.shape[0]} rows of shape {self.shape[1:]} "
             f"that it promises; the file is damaged, fetch it again"
         )
+
+
+def unpacked(array: RowArray) -> RowArray:
+    """Return a compressed array in memory and any other as it is: for labels, which are small and read twice."""
+    if isinstance(array, StreamedRows):
+        return MemoryRows(array.name, array.read([range(array.shape[0])])[0])
+    return array

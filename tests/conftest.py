@@ -1,0 +1,173 @@
+"""Hooks and fixtures of all tests, alone and on several MPI ranks. See docs/testing.md."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import pytest_mpi
+from harness import jobs
+from harness.alarm import Alarm
+from harness.outcomes import Outcomes
+from mpi4py import MPI
+
+WORLD = MPI.COMM_WORLD
+LIMIT_S = 60.0
+# What a command started by a test has less than the test itself, so that its output is seen before the alarm rings.
+HEADROOM_S = 8.0
+
+ALARM = pytest.StashKey[Alarm]()
+OUTCOMES = pytest.StashKey[Outcomes]()
+
+# Every rank draws the same examples, every time; compiling a kernel may take longer than hypothesis' deadline.
+hypothesis.settings.register_profile("mpiddl", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("mpiddl")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", type=Path, help="append the outcome of each test to this file, one JSON list a line")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "limit(seconds): the test may take so long (60 if not told) before all is ended")
+    config.stash[ALARM] = Alarm(WORLD, sys.__stderr__.fileno())
+    config.stash[OUTCOMES] = Outcomes(WORLD.Dup(), config.stash[ALARM])
+    config.pluginmanager.register(config.stash[OUTCOMES], "outcomes")
+    # After pytest-mpi has looked at it to decide whether it prints all of mpi4py's settings, before it looks again.
+    config.option.with_mpi = True
+    if WORLD.rank:  # rank 0 tells the failures of all ranks
+        config.pluginmanager.unregister(name="terminalreporter")
+    elif config.option.record:
+        config.pluginmanager.register(Record(config), "record")
+
+
+def pytest_report_header() -> str:
+    return f"mpi: world size {WORLD.size}, {MPI.Get_library_version().splitlines()[0].split(', package')[0]}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Several ranks run what is marked for them, one rank runs all that does not need more."""
+    elsewhere = [item for item in items if not _belongs(item)]
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if _belongs(item)]
+    if WORLD.size == 1:  # one rank is no MPI job, though pytest-mpi was told so for the sake of the mpi mark
+        under_mpi = pytest_mpi.MPI_MARKERS["mpi_skip"].mark
+        for item in items:
+            item.own_markers = [mark for mark in item.own_markers if mark != under_mpi]
+
+
+def _belongs(item: pytest.Item) -> bool:
+    sizes = [mark.kwargs.get("min_size") or 1 for mark in item.iter_markers("mpi")]
+    return max(sizes) <= WORLD.size if sizes else WORLD.size == 1
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Ranks that collected different tests would wait for each other in different collectives."""
+    alarm, outcomes = session.config.stash[ALARM], session.config.stash[OUTCOMES]
+    alarm.set(LIMIT_S, "collecting the tests")
+    mine = ([item.nodeid for item in session.items], session.testsfailed)
+    differ = [rank for rank, theirs in enumerate(outcomes.gather(mine)) if theirs != mine]
+    alarm.clear()
+    if differ and not WORLD.rank:
+        alarm.ring(f"ranks {differ} collected other tests than rank 0 (errors of theirs: run them with fewer ranks)")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    alarm, outcomes = item.config.stash[ALARM], item.config.stash[OUTCOMES]
+    if not item.config.option.usepdb:
+        alarm.set(_limit(item), item.nodeid, lambda: outcomes.failure)
+    try:
+        return (yield)
+    finally:
+        alarm.clear()
+
+
+def _limit(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("limit")
+    return float(mark.args[0]) if mark else LIMIT_S
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Together: a rank that leaves with an exit code makes mpiexec kill those that are still writing."""
+    sys.stdout.flush()
+    outcomes = config.stash.get(OUTCOMES, None)
+    if outcomes and WORLD.size > 1:
+        config.stash[ALARM].set(LIMIT_S, "the end of the session")
+        outcomes.failure = ""
+        outcomes.gather(None)
+        config.stash[ALARM].clear()
+
+
+class Record:
+    """Writes outcomes as they come, so that those before an abort are not lost."""
+
+    def __init__(self, config: pytest.Config):
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        category = self.config.hook.pytest_report_teststatus(report=report, config=self.config)[0]
+        if category:
+            self._write(category, report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._write("error", report)
+
+    def _write(self, category: str, report: pytest.TestReport | pytest.CollectReport) -> None:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        reason = crash.message.partition("\n")[0] if crash else ""
+        with open(self.config.option.record, "a") as file:
+            print(json.dumps([category, report.nodeid, reason]), file=file)
+
+
+@pytest.fixture
+def comm() -> Iterator[MPI.Intracomm]:
+    """All ranks, on a communicator of the test's own."""
+    own = WORLD.Dup()
+    yield own
+    own.Free()
+
+
+@pytest.fixture
+def link(comm: MPI.Intracomm) -> Iterator[Any]:
+    """`comm` behind the interface of mpiddl's transports."""
+    from mpiddl.transport.mpi import connect
+
+    own = connect(comm)
+    yield own
+    own.Free()
+
+
+@pytest.fixture
+def command(request: pytest.FixtureRequest) -> Callable[..., jobs.Finished]:
+    """``command("mpiddl", "--version", env=..., cwd=..., timeout_s=...)`` runs it without mpiexec."""
+    return functools.partial(_run, _limit(request.node) - HEADROOM_S, 0)
+
+
+@pytest.fixture
+def mpirun(request: pytest.FixtureRequest) -> Callable[..., jobs.Finished]:
+    """``mpirun(4, "mpiddl", "train", env=..., cwd=..., timeout_s=...)`` runs it on 4 ranks."""
+    if WORLD.size > 1:
+        pytest.fail("mpirun starts ranks of its own: wanted in tests without the mpi mark only")
+    return functools.partial(_run, _limit(request.node) - HEADROOM_S)
+
+
+def _run(
+    limit_s: float, ranks: int, *args: Any, env: Any = None, cwd: Any = None, timeout_s: float | None = None
+) -> jobs.Finished:
+    """A variable given as None is taken out of the environment."""
+    variables = jobs.environment(sys.executable) | (env or {})
+    variables = {name: value for name, value in variables.items() if value is not None}
+    words = [str(word) for word in args]
+    words = jobs.mpi_command(ranks, words, variables) if ranks else words
+    return jobs.run(words, variables, timeout_s or limit_s, cwd)

@@ -1,0 +1,419 @@
+"""Every format: what is written is what is read, no more than own rows, and damaged files are refused."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+from mpiddl.data import ShardedRows, open_data
+from mpiddl.errors import DataError, UsageError
+from mpiddl.layout import Layout
+
+RECORD = 3073
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+def write(path, content):
+    """Write bytes, packed if the name says so."""
+    path.write_bytes(gzip.compress(content, 1) if path.suffix == ".gz" else content)
+
+
+def idx(array):
+    return (
+        struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
+
+
+def write_idx(folder, end="", train=50, test=20):
+    """Write the four MNIST files; return the arrays."""
+    arrays = []
+    for part, n in (("train", train), ("t10k", test)):
+        x, y = rng().integers(0, 256, (n, 4, 3)), np.arange(n) % 5
+        write(folder / f"{part}-images-idx3-ubyte{end}", idx(x))
+        write(folder / f"{part}-labels-idx1-ubyte{end}", idx(y))
+        arrays += [x, y]
+    return arrays
+
+
+def write_cifar(folder, end="", batches=(1, 2), rows=7):
+    """Write batches and a test batch; return all training records."""
+    records = rng().integers(0, 256, (len(batches) * rows, RECORD)).astype(np.uint8)
+    records[:, 0] %= 10
+    for number, part in zip(batches, np.split(records, len(batches)), strict=True):
+        write(folder / f"data_batch_{number}.bin{end}", part.tobytes())
+    write(folder / f"test_batch.bin{end}", records[:3].tobytes())
+    return records
+
+
+def pair(n=40, dtype="float32"):
+    return rng().normal(size=(n, 2, 3)).astype(dtype), np.arange(n) % 4
+
+
+def check_source(source, x, y):
+    """A source has these rows, whole and in ranges."""
+    x = x.reshape(len(x), -1)
+    assert source.n == len(x)
+    for ranges in ([range(len(x))], [range(1, 3), range(3, 3), range(5, 12), range(len(x) - 1, len(x))], []):
+        parts = source.read(ranges)
+        assert len(parts) == len(ranges)
+        for rows, (got, labels) in zip(ranges, parts, strict=True):
+            np.testing.assert_array_equal(got, x[rows.start : rows.stop])
+            np.testing.assert_array_equal(labels, y[rows.start : rows.stop])
+            assert got.flags.c_contiguous
+            assert got.flags.aligned
+
+
+# --- idx
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_idx_files(tmp_path, end):
+    x, y, x_test, y_test = write_idx(tmp_path, end)
+    data = open_data(tmp_path)
+    assert (data.name, data.classes, data.features, data.train.shape) == (tmp_path.name, 5, 12, (4, 3))
+    check_source(data.train, x, y)
+    check_source(data.test, x_test, y_test)
+    assert "train-images" in data.train.where(3)
+
+
+def test_idx_files_in_the_other_spelling_or_unpacked_under_their_old_name(tmp_path):
+    write_idx(tmp_path, ".gz")
+    for path in list(tmp_path.iterdir()):
+        path.rename(tmp_path / path.name.replace("-idx", ".idx"))
+    packed = tmp_path / "train-images.idx3-ubyte.gz"
+    packed.write_bytes(gzip.decompress(packed.read_bytes()))
+    assert open_data(tmp_path).train.n == 50
+
+
+def test_idx_without_a_test_set_holds_rows_out(tmp_path):
+    write_idx(tmp_path)
+    for name in ("images-idx3", "labels-idx1"):
+        (tmp_path / f"t10k-{name}-ubyte").unlink()
+    data = open_data(tmp_path, test_fraction=0.3)
+    assert (data.train.n, data.test.n) == (35, 15)
+
+
+def damage(content, at, new):
+    return content[:at] + new + content[at + len(new) :]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "train-images-idx3-ubyte",
+            lambda b: damage(b, 0, b"\0\0\x0d\x03"),
+            "number 0x00000d03 came, 0x00000803 was",
+        ),
+        ("train-images-idx3-ubyte", lambda b: damage(b, 3, b"\1"), "0x00000801 came, .* with 3 dimensions"),
+        ("t10k-labels-idx1-ubyte", lambda b: damage(b, 3, b"\3"), "0x00000803 came, .* with 1 dimension"),
+        ("train-images-idx3-ubyte", lambda b: b[:9], "9 bytes came, a header of 16 was wanted"),
+        (
+            "train-labels-idx1-ubyte",
+            lambda b: idx(np.zeros(49)),
+            "has 50 rows but .*labels-idx1-ubyte.* has 49",
+        ),
+        ("train-labels-idx1-ubyte", lambda b: damage(b, 20, b"\xff"), "row 12 holds the label 255"),
+        (
+            "t10k-labels-idx1-ubyte",
+            lambda b: damage(b, 20, b"\5"),
+            "row 12 holds the label 5, 0..4 was wanted",
+        ),
+        (
+            "t10k-images-idx3-ubyte",
+            lambda b: idx(np.zeros((20, 3, 3))),
+            r"shape is \(3, 3\), \(4, 3\) was wanted",
+        ),
+        ("train-images-idx3-ubyte", lambda b: b"", "0 bytes came, a header"),
+    ],
+)
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_damaged_idx_files_are_refused(tmp_path, name, change, message, end):
+    write_idx(tmp_path, end)
+    path = tmp_path / f"{name}{end}"
+    content = path.read_bytes()
+    write(path, change(gzip.decompress(content) if end else content))
+    with pytest.raises(DataError, match=message) as caught:
+        read_all(open_data(tmp_path))
+    assert name.split("-")[1] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("end", "change", "message"),
+    [
+        ("", lambda b: b[:-1], r"615 bytes came, 616 were wanted for the shape \(50, 4, 3\)"),
+        ("", lambda b: b + b"\0", "617 bytes came, 616 were wanted"),
+        (
+            ".gz",
+            lambda b: damage(b, 8, b"\xff"),
+            r"bytes came, .* were wanted for the shape \(50, 4278190084, 3\)",
+        ),
+        (".gz", lambda b: b[:-1], r"unpacks to fewer bytes than the 50 rows of shape \(4, 3\)"),
+        (".gz", lambda b: b + b"\0", "unpacks to more bytes than the 50 rows"),
+    ],
+)
+def test_idx_files_of_another_length_than_they_promise_are_refused(tmp_path, end, change, message):
+    images, _, _, _ = write_idx(tmp_path, end)
+    path = tmp_path / f"train-images-idx3-ubyte{end}"
+    write(path, change(idx(images)))
+    with pytest.raises(DataError, match=message):
+        read_all(open_data(tmp_path))
+
+
+def read_all(data):
+    for source in (data.train, data.test):
+        ShardedRows(source, Layout(source.n, 4), [0, 1])
+
+
+@pytest.mark.parametrize("keep", [1, 12, 200, -4])
+def test_truncated_gzip_is_refused_on_every_rank(tmp_path, keep):
+    """Also where the wanted rows come before the damage."""
+    write_idx(tmp_path, ".gz")
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz: .*(truncated|header|magic)"):
+        read_all(open_data(tmp_path))
+
+
+def test_a_flipped_bit_in_a_gzip_file_is_noticed(tmp_path):
+    write_idx(tmp_path, ".gz")
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    packed = bytearray(path.read_bytes())
+    packed[-5] ^= 1  # in the checksum
+    path.write_bytes(packed)
+    with pytest.raises(DataError, match=r"train-images.*CRC"):
+        read_all(open_data(tmp_path))
+
+
+def test_a_missing_companion_is_named(tmp_path):
+    write_idx(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\[.gz\] is missing"):
+        open_data(tmp_path)
+
+
+def test_a_packed_file_is_never_whole_in_memory(tmp_path):
+    images, rows = np.zeros((40_000, 28, 28), np.uint8), 40_000 // 16
+    write(tmp_path / "train-images-idx3-ubyte.gz", idx(images))
+    write(tmp_path / "train-labels-idx1-ubyte", idx(np.arange(40_000) % 10))
+    source = open_data(tmp_path, test_fraction=0).train
+    tracemalloc.start()
+    ShardedRows(source, Layout(40_000, 16), [3])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < rows * 784 + 6e6 < images.nbytes / 3
+
+
+# --- CIFAR-10
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+@pytest.mark.parametrize("batches", [(1,), (1, 2), (2, 3, 5)])
+def test_cifar_batches(tmp_path, end, batches):
+    records = write_cifar(tmp_path, end, batches)
+    data = open_data(tmp_path)
+    assert (data.classes, data.features, data.train.shape, data.test.n) == (10, 3072, (3, 32, 32), 3)
+    source = data.train
+    assert source.n == len(records)
+    for ranges in ([range(source.n)], [range(2, 4), range(5, source.n - 1)], [range(7, 7)]):
+        for rows, (x, y) in zip(ranges, source.read(ranges), strict=True):
+            np.testing.assert_array_equal(x, records[rows.start : rows.stop, 1:])
+            np.testing.assert_array_equal(y, records[rows.start : rows.stop, 0])
+    assert f"data_batch_{batches[-1]}.bin{end}, row 6" in source.where(source.n - 1)
+
+
+def test_cifar_without_a_test_batch_holds_rows_out(tmp_path):
+    write_cifar(tmp_path)
+    (tmp_path / "test_batch.bin").unlink()
+    data = open_data(tmp_path)
+    assert (data.train.n, data.test.n) == (11, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b[:-1], "21510 bytes came.*multiple of 3073"),
+        (lambda b: b"", " 0 bytes came"),
+        (lambda b: damage(b, 2 * RECORD, b"\x0a"), "row 2: the label 10 came, 0..9 was wanted"),
+    ],
+)
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_damaged_cifar_batches_are_refused(tmp_path, end, change, message):
+    write_cifar(tmp_path, end)
+    path = tmp_path / f"data_batch_2.bin{end}"
+    content = path.read_bytes()
+    write(path, change(gzip.decompress(content) if end else content))
+    with pytest.raises(DataError, match=rf"data_batch_2\.bin.*{message}"):
+        source = open_data(tmp_path).train
+        ShardedRows(source, Layout(source.n, 1), [0])
+
+
+def test_a_truncated_cifar_gzip_is_refused(tmp_path):
+    write_cifar(tmp_path, ".gz")
+    path = tmp_path / "data_batch_1.bin.gz"
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(DataError, match=r"data_batch_1.bin.gz: .*truncated"):
+        source = open_data(tmp_path).train
+        source.read([range(1)])
+
+
+def test_cifar_is_no_regression(tmp_path):
+    write_cifar(tmp_path)
+    with pytest.raises(UsageError, match="labels of CIFAR-10 are classes"):
+        open_data(tmp_path, task="regression")
+
+
+# --- .npy and .npz
+
+
+def save_folder(folder, **arrays):
+    folder.mkdir(exist_ok=True)
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return folder
+
+
+def save_npz(folder, **arrays):
+    np.savez(folder / "data.npz", **arrays)
+    return folder / "data.npz"
+
+
+def save_packed(folder, **arrays):
+    np.savez_compressed(folder / "data.npz", **arrays)
+    return folder / "data.npz"
+
+
+SAVE = pytest.mark.parametrize("save", [save_folder, save_npz, save_packed])
+
+
+@SAVE
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64", ">f4"])
+def test_numpys_files(tmp_path, save, dtype):
+    x, y = pair(dtype=dtype)
+    data = open_data(save(tmp_path, x_train=x, y_train=y, x_test=x[::2], y_test=y[::2]))
+    assert (data.classes, data.features, data.train.shape) == (4, 6, (2, 3))
+    check_source(data.train, x, y)
+    check_source(data.test, x[::2], y[::2])
+    assert "x_train" in data.train.where(0)
+
+
+@SAVE
+def test_numpys_files_without_a_test_set_hold_rows_out(tmp_path, save):
+    x, y = pair()
+    data = open_data(save(tmp_path, x=x, y=y))
+    assert (data.train.n, data.test.n) == (32, 8)
+    again = open_data(save(tmp_path, x=x, y=y))
+    np.testing.assert_array_equal(data.test.read([range(8)])[0][0], again.test.read([range(8)])[0][0])
+
+
+@pytest.mark.parametrize("save", [save_folder, save_npz])
+def test_arrays_stored_column_by_column(tmp_path, save):
+    x, y = np.asfortranarray(rng().normal(size=(20, 3))), np.arange(20) % 2
+    check_source(open_data(save(tmp_path, x_train=x, y_train=y, x_test=x, y_test=y)).train, x, y)
+
+
+def test_compressed_columns_are_refused_with_a_remedy(tmp_path):
+    x = np.asfortranarray(np.ones((20, 3)))
+    with pytest.raises(
+        DataError, match=r"x in .*data.npz: compressed column by column; save np.ascontiguous"
+    ):
+        open_data(save_packed(tmp_path, x=x, y=np.zeros(20, int)))
+
+
+@SAVE
+def test_targets_of_a_regression(tmp_path, save):
+    x, y = pair()[0], rng().normal(size=(40, 2))
+    data = open_data(save(tmp_path, x_train=x, y_train=y, x_test=x, y_test=y))
+    assert (data.classes, data.outputs) == (None, 2)
+    check_source(data.train, x, y)
+
+
+def test_mapped_files_are_read_where_the_rows_are(tmp_path):
+    """A file of 16 GB, nearly all of it a hole: reading it whole would take minutes and all memory."""
+    n, columns = 1 << 14, 1 << 20
+    np.save(tmp_path / "y.npy", np.arange(n) % 10)
+    with open(tmp_path / "x.npy", "wb") as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": (n, columns)}
+        np.lib.format.write_array_header_1_0(file, header)
+        start = file.tell()
+        file.seek(start + 1001 * columns)
+        file.write(bytes([51]))
+        file.truncate(start + n * columns)
+    source = open_data(tmp_path, test_fraction=0).train
+    held = ShardedRows(source, Layout(n, n // 2, batch=n), [500])  # rows 1000 and 1001
+    x, y = held.batch(0, 0)
+    assert sorted(zip(y.tolist(), (x[:, 0] * 255).round().tolist(), strict=True)) == [(0, 0.0), (1, 51.0)]
+
+
+@SAVE
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"x_train": np.ones((3, 1)), "labels": np.zeros(3)},
+            "x_train and y_train, or x and y were wanted, labels, x_train came",
+        ),
+        ({"x": np.ones((3, 1)), "y": np.zeros(3, int), "x_test": np.ones((3, 1))}, "both x_test and y_test"),
+        ({"x": np.ones((3, 1)), "y": np.zeros(4, int)}, "has 3 rows but .* has 4"),
+        ({"x": np.ones((0, 1)), "y": np.zeros(0, int)}, "zero rows"),
+        ({"x": np.ones(3), "y": np.zeros(3, int)}, r"shape \(3,\) came"),
+        ({"x": np.ones((3, 1)), "y": np.array([0, None, 1])}, "y.*: Python objects came"),
+        ({"x": np.array([[1], [None]]), "y": np.zeros(2, int)}, "x.*: Python objects came.*pickle"),
+        ({"x": np.ones((3, 1)), "y": np.array([0, 1, -1])}, "row 2 holds the label -1"),
+    ],
+)
+def test_numpys_files_that_do_not_fit_are_refused(tmp_path, save, arrays, message):
+    path = save(tmp_path, **arrays)
+    with pytest.raises(DataError, match=message) as caught:
+        open_data(path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_nan_is_named_with_file_row_and_column(tmp_path):
+    x, y = pair()
+    x[17, 1, 1] = np.nan
+    source = open_data(save_npz(tmp_path, x_train=x, y_train=y, x_test=x, y_test=y)).train
+    with pytest.raises(DataError, match=r"x_train in .*data.npz, row 17, column 4: nan came"):
+        ShardedRows(source, Layout(40, 4), [1])
+
+
+@pytest.mark.parametrize("save", [save_folder, save_npz])
+def test_truncated_numpy_files_are_refused(tmp_path, save):
+    path = save(tmp_path, x=np.ones((30, 4)), y=np.zeros(30, int))
+    file = path / "x.npy" if path.is_dir() else path
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataError, match="truncated"):
+        open_data(path)
+
+
+def test_what_is_no_npy_or_npz_is_refused(tmp_path):
+    (tmp_path / "x.npy").write_bytes(b"hello")
+    np.save(tmp_path / "y.npy", np.zeros(3))
+    with pytest.raises(DataError, match=r"x.npy: not a .npy array"):
+        open_data(tmp_path)
+    (tmp_path / "data.npz").write_bytes(b"hello")
+    with pytest.raises(DataError, match=r"data.npz: truncated or not an .npz file"):
+        open_data(tmp_path / "data.npz")
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        archive.writestr("x.npy", b"hello")
+        archive.writestr("y.npy", b"hello")
+    with pytest.raises(DataError, match=r"x in .*data.npz: not a .npy array"):
+        open_data(tmp_path / "data.npz")
+
+
+def test_a_damaged_member_is_refused(tmp_path):
+    path = save_packed(tmp_path, x=rng().normal(size=(500, 4)), y=np.arange(500) % 5)
+    content = bytearray(path.read_bytes())
+    content[3000] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"data.npz: truncated or damaged"):
+        open_data(path).train.read([range(10)])

@@ -1,0 +1,83 @@
+"""Settings: defaults, bounds, files; every mistake is one message that names the setting, what came and what was wanted."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mpiddl.errors import UsageError
+from mpiddl.folder import Folder
+from mpiddl.job import FIELDS, Job, make_job, read_job_file
+
+WRONG = [
+    ({"epochs": -1}, "epochs: got -1, wanted 0 or more"),
+    ({"epochs": 2.5}, "epochs: got 2.5, wanted a whole number"),
+    ({"epochs": True}, "epochs: got True, wanted a whole number"),
+    ({"batch": 0}, "batch: got 0, wanted 1 or more"),
+    ({"rate": float("nan")}, "rate: got nan"),
+    ({"rate": float("inf")}, "rate: got inf"),
+    ({"rate": "fast"}, "rate: got 'fast', wanted a number"),
+    ({"hidden": (64, 0)}, "hidden: got 0, wanted 1 or more"),
+    ({"hidden": "64"}, "hidden: got '64', wanted a list of whole numbers"),
+    ({"model": "mpl"}, "did you mean 'mlp'?"),
+    ({"dtype": "float16"}, "wanted one of float32, float64"),
+    ({"validation": 1.0}, "validation: got 1, wanted 0 or more, at most 0.9"),
+    ({"epoch": 3}, "did you mean 'epochs'?"),
+    ({"zzz": 3}, "unknown setting 'zzz'; known: data,"),
+    ({"target_accuracy": 0.9, "validation": 0.0}, "target_accuracy"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG, ids=str)
+def test_a_wrong_setting_is_named(settings, message):
+    with pytest.raises(UsageError) as caught:
+        make_job(settings)
+    assert message in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_every_setting_has_a_meaning_and_a_default_that_it_accepts():
+    for field in FIELDS.values():
+        assert len(field.metadata["text"]) > 10
+        make_job({field.name: field.default})
+
+
+def test_numbers_of_numpy_are_numbers():
+    job = Job(epochs=np.int64(3), rate=np.float32(0.5), hidden=[np.int32(4)])
+    assert (job.epochs, job.rate, job.hidden) == (3, 0.5, (4,))
+
+
+def test_a_job_file_is_read_as_it_was_written(tmp_path):
+    job = Job(hidden=(256, 128), rate=0.1, data='we"ird\\näme', strategy="local-sgd:period=3")
+    folder = Folder(tmp_path / "run")
+    folder.prepare(resume=False, overwrite=False)
+    folder.write_job(job.as_dict())
+    assert make_job(read_job_file(folder.job)) == job
+
+
+def test_a_job_file_may_have_a_section(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text("[train]\nepochs = 3\n")
+    assert make_job(read_job_file(path)).epochs == 3
+
+
+@pytest.mark.parametrize("content", [b"epochs = ", b"\xff\xfe", None], ids=["cut", "binary", "missing"])
+def test_a_broken_job_file_is_named(tmp_path, content):
+    path = tmp_path / "job.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"job\.toml"):
+        read_job_file(path)
+
+
+def test_the_digest_tells_jobs_apart():
+    jobs = [Job(), Job(seed=1), Job(hidden=(65,)), Job(data="x")]
+    assert len({job.digest() for job in jobs}) == len(jobs)
+    assert dataclasses.replace(Job(), seed=0).digest() == Job().digest()
+
+
+def test_the_rate_follows_the_batch_if_asked():
+    assert Job(rate=0.1, batch=256, scale_rate=64).learning_rate() == pytest.approx(0.4)
+    assert Job(optimiser="adam").learning_rate() == 0.001

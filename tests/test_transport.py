@@ -1,0 +1,177 @@
+"""The transports: real MPI and virtual ranks behave alike; ranks fail together; clocks agree; bytes are counted."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from mpiddl.clock import now
+from mpiddl.errors import CommError, DataError, MismatchError
+from mpiddl.transport import virtual
+from mpiddl.transport.agree import agreed, check_equal
+from mpiddl.transport.align import clock_offset
+from mpiddl.transport.base import ANY_SOURCE, IN_PLACE, MAX, MIN, PROD, SUM, allreduce_bytes
+from mpiddl.transport.mpi import connect
+
+EVERYWHERE = pytest.mark.mpi(min_size=1)
+
+
+def all_calls(comm):
+    """Every call of the interface once; returns what it gave."""
+    rank, size = comm.rank, comm.size
+    out = {}
+    for op in (SUM, MIN, MAX, PROD):
+        mine, total = np.array([rank + 1.0, 2.0]), np.zeros(2)
+        comm.Allreduce(mine, total, op)
+        out[op.name] = total.tolist()
+    grid = np.full((2, 3), float(rank), np.float32)
+    request = comm.Iallreduce(IN_PLACE, grid)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    got = np.zeros(1)
+    comm.Sendrecv(np.array([float(rank)]), right, 5, got, left, 5)
+    out["left"] = got[0]
+    request.Wait()
+    assert request.Test()
+    out["grid"] = grid.tolist()
+    coming = comm.Irecv(got, left, 7)
+    leaving = comm.Isend(np.array([rank * 10.0]), right, 7)
+    coming.Wait()
+    leaving.Wait()
+    out["tagged"] = got[0]
+    comm.Send(np.array([rank * 100.0]), right, 9)
+    envelope = comm.Probe(ANY_SOURCE, 9)
+    comm.Recv(got, envelope.source, envelope.tag)
+    out["probed"] = (envelope.source, got[0])
+    buf = np.arange(3.0) * rank
+    comm.Bcast(buf, size - 1)
+    out["bcast"] = buf.tolist()
+    out["objects"] = comm.allgather({"rank": rank}), comm.bcast(rank, size - 1)
+    own = comm.Dup()
+    own.Barrier()
+    own.patient_barrier()
+    own.Free()
+    out["counted"] = (comm.meter.bytes, comm.meter.messages)
+    return out
+
+
+@EVERYWHERE
+def test_real_and_virtual_ranks_give_the_same(link):
+    assert all_calls(link) == virtual.run(link.size, all_calls)[link.rank]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_every_call_means_what_mpi_means(size):
+    results = virtual.run(size, all_calls)
+    for rank, out in enumerate(results):
+        left = (rank - 1) % size
+        assert out["SUM"] == [size * (size + 1) / 2, 2.0 * size]
+        assert out["PROD"] == [float(np.prod(np.arange(1, size + 1))), 2.0**size]
+        assert (out["MIN"], out["MAX"]) == ([1.0, 2.0], [float(size), 2.0])
+        assert (out["left"], out["tagged"], out["probed"]) == (left, left * 10.0, (left, left * 100.0))
+        assert out["grid"] == np.full((2, 3), size * (size - 1) / 2).tolist()
+        assert out["bcast"] == (np.arange(3.0) * (size - 1)).tolist()
+        assert out["objects"] == ([{"rank": r} for r in range(size)], size - 1)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_deadlock_of_virtual_ranks_is_told(size):
+    def program(comm):
+        if comm.rank:
+            comm.Recv(np.zeros(1), 0, 5)
+
+    with pytest.raises(CommError, match="rank 1 waits for a message from 0 under tag 5"):
+        virtual.run(size, program)
+
+
+def test_a_failing_virtual_rank_ends_all():
+    def program(comm):
+        if comm.rank == 1:
+            raise ZeroDivisionError("on purpose")
+        comm.Barrier()
+
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        virtual.run(3, program)
+
+
+def test_messages_between_two_virtual_ranks_keep_their_order():
+    def program(comm):
+        if comm.rank == 0:
+            for value in range(5):
+                comm.Send(np.array([float(value)]), 1, 3)
+            return None
+        got = np.zeros(1)
+        return [comm.Recv(got, 0, 3) or got[0] for _ in range(5)]
+
+    assert virtual.run(2, program)[1] == [0, 1, 2, 3, 4]
+
+
+@EVERYWHERE
+def test_bytes_of_a_collective_are_its_formula(link):
+    buf = np.zeros(1000)
+    link.Allreduce(IN_PLACE, buf)
+    assert link.meter.bytes == allreduce_bytes(link.size, 8000) == 2 * (link.size - 1) * 8000 // link.size
+
+
+@EVERYWHERE
+def test_an_error_of_one_rank_is_raised_on_all(link):
+    last = link.size - 1
+    with pytest.raises(DataError) as caught, agreed(link):
+        if link.rank == last:
+            raise DataError("x.npy: damaged")
+    assert str(caught.value) == ("x.npy: damaged" if link.size == 1 else f"x.npy: damaged (on rank {last} of {link.size})")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_bug_of_one_rank_stays_its_own_and_stops_the_others(link):
+    with pytest.raises(KeyError if link.rank == 1 else CommError, match="boom"), agreed(link):
+        if link.rank == 1:
+            raise KeyError("boom")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_different_settings_are_told_with_their_ranks(link):
+    with pytest.raises(MismatchError, match=r"rate: rank 0 was given 0\.1, rank 1 0\.2"):
+        check_equal(link, "settings", {"seed": 1, "rate": 0.2 if link.rank == 1 else 0.1})
+
+
+@EVERYWHERE
+def test_clocks_of_one_node_agree(link):
+    offset = clock_offset(link)
+    assert abs(offset) < 0.05  # one kernel clock; the error is at most half a round trip on busy cores
+
+
+@pytest.mark.mpi(min_size=2)
+def test_waiting_is_what_the_last_rank_makes_the_others_wait(link):
+    from mpiddl.metrics import Lines, Metrics
+
+    metrics = Metrics(link.Dup(), link.meter, clock_offset(link), Lines(None), lockstep=True)
+    for _ in range(3):
+        if link.rank == 1:
+            until = now() + 0.1
+            while now() < until:
+                time.sleep(0.01)
+        link.Allreduce(IN_PLACE, np.zeros(10))
+    splits = metrics.finish()
+    assert splits[1].waiting < splits[0].waiting
+    assert 0.2 < splits[0].waiting < 3
+    assert splits[1].compute > 0.25
+    metrics.comm.Free()
+
+
+@EVERYWHERE
+def test_what_is_no_communicator_is_named(comm):
+    with pytest.raises(CommError, match="comm: got int, wanted an mpi4py intra-communicator"):
+        connect(3)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_part_of_the_ranks_can_work_alone(comm):
+    half = comm.Split(comm.rank % 2)
+    link = connect(half)
+    total = np.ones(1)
+    link.Allreduce(IN_PLACE, total)
+    assert total[0] == half.size
+    link.Free()
+    half.Free()
