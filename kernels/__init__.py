@@ -1,8 +1,9 @@
 """Numerical kernels for one core: numba and numpy only, no MPI, no files, no printing; nothing is compiled at import."""
 
-from .dense import IDENTITY, RELU, TANH, forward, input_gradient, weight_gradient
+from .dense import forward, input_gradient, scratch_size, weight_gradient
 from .gather import gather_rows
 from .loss import softmax_cross_entropy, squared_error
+from .panels import IDENTITY, RELU, TANH
 from .update import adam, momentum, nesterov, sgd, sum_squares
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "input_gradient",
     "momentum",
     "nesterov",
+    "scratch_size",
     "sgd",
     "softmax_cross_entropy",
     "squared_error",

@@ -1,13 +1,9 @@
-"""Is everything in place? Checks of the installation, the launcher, the node and MPI itself, each with its remedy.
+"""Is everything in place? Checks of the installation, the launcher, the nodes and MPI, each with its remedy.
 
-The checks run alone, under mpiexec and under srun, each guarded by itself: one that fails becomes a finding and the
-others go on. The checks that communicate run on all ranks in the same order. A rank that fails in one of them may leave
-the others waiting for ever, and blocking calls cannot be given a time limit; so a timer watches each such check, and when
-its time is up the ranks say where they are and the job ends (`Watch`).
-
-What is known to break, and therefore tried: shared windows where the ranks of a host are in containers of their own;
-one-sided operations on some fabrics (open-mpi/ompi#14174, #10633); large messages where small ones pass, because processes
-may not read each other's memory; MPI_Init itself, on fabrics that are half configured.
+They run alone, under mpiexec and under srun, each guarded by itself: a check that fails becomes a finding,
+and the others go on. Those that communicate (`mpiddl.probes`) run on all ranks in the same order. A rank
+that fails in one of them may leave the others waiting in a call that takes no time limit, so an alarm is set
+for each: when it goes off, every rank says where it is, and the job ends.
 """
 
 from __future__ import annotations
@@ -21,37 +17,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from mpiddl import launch, threads
+from mpiddl import launch, probes
+from mpiddl.finding import Finding, show, worst
 from mpiddl.version import __version__
 
+__all__ = ["Alarm", "Finding", "examine", "run", "show"]
+
 LIMIT_S = 30.0
-LEAST_FREE = 64 << 20  # bytes; a checkpoint of a few million float32 parameters with two moments
-LARGE = 4 << 20  # bytes; beyond the eager limit of every transport, so that the rendezvous path is tried
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check found.
-
-    ``ok`` is True, False (something will not work; the doctor exits with 1) or None (worth a look, or it could not be
-    checked); ``value`` what came; ``remedy`` what to do, empty where nothing is to be done.
-    """
-
-    name: str
-    ok: bool | None
-    value: str
-    remedy: str = ""
+LEAST_FREE = 64 << 20  # bytes: a checkpoint of five million float32 parameters with Adam's two moments
 
 
 def run(comm: Any = None, *, env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> list[Finding]:
-    """Every finding of `examine`, as a list; the same on every rank."""
+    """Every finding of `examine`, as a list."""
     return list(examine(comm, env=env, limit_s=limit_s))
 
 
@@ -63,44 +45,207 @@ def examine(
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm, optional
-        The ranks to check; None starts MPI, if that is possible, and takes ``MPI.COMM_WORLD``.
+        The ranks to check; None starts MPI, where that is possible, and takes ``MPI.COMM_WORLD``.
     env : mapping, optional
-        The environment that the launcher set; None means ``os.environ``.
+        The environment of this process; None means ``os.environ``.
     limit_s : float
-        Seconds that a check which communicates may take before the job is ended.
+        Seconds that a check which communicates may take; then the job is ended.
 
     Yields
     ------
     Finding
-        The same on every rank. Where ranks differ, the worst of them, with the ranks it was found on.
+        The same on every rank: where ranks differ, the worst, with the ranks it was found on.
 
     Communication
     -------------
-    Collective over ``comm``: every rank must take every finding. Works on a duplicate, which is freed.
+    Collective over ``comm``, of which a duplicate is made and freed; every rank takes every finding.
     """
     env = os.environ if env is None else env
-    MPI, findings = _start(comm, env, limit_s)
-    local = [_alone(name, check, env) for name, check in LOCAL.items()]
-    if MPI is None:
-        yield from [*local, *findings]
+    world, started = _start(env, limit_s)
+    mine = [*(_guarded(name, check, env) for name, check in LOCAL.items()), *started]
+    if world is None:
+        yield from mine
+        _let_the_first_speak(env)
         return
-    comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
-    with Watch(comm, "comparing what the ranks found", limit_s):
-        per_rank = comm.allgather([*local, *findings])
-    yield from map(_worst, zip(*per_rank, strict=True))
-    for name, check in TOGETHER.items():
-        yield _together(comm, name, check, env, limit_s)
+    ranks = world if comm is None else comm
+    with Alarm(ranks, "comparing the ranks", limit_s):
+        comm = ranks.Dup()
+        per_rank = comm.allgather(mine)
+    yield from map(worst, zip(*per_rank, strict=True))
+    for name, probe in probes.PROBES.items():
+        yield _together(comm, name, probe, env, limit_s)
     comm.Free()
+    if world.size == 1:
+        _let_the_first_speak(env)
 
 
-def show(findings: Sequence[Finding]) -> None:
-    """Print the findings as a table on standard output."""
-    from rich.console import Console
-    from rich.table import Table
+def _let_the_first_speak(env: Mapping[str, str]) -> None:
+    """Wait where this process is one of several without a common world, and not the one that prints.
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for finding in findings:
-        mark = {True: "[green]ok[/]", False: "[red]FAIL[/]", None: "[yellow]note[/]"}[finding.ok]
-        remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
-        table.add_row(mark, finding.name, Text(f"{finding.value}{remedy}"))
-    Console().print(table)
+    A launcher kills all processes once one leaves with an error, so that the promised rank 0 has to go first.
+    """
+    if launch.promise(env).rank:
+        time.sleep(1.0)
+
+
+class Alarm:
+    """Says where this rank is, and ends the job, if its block takes longer than ``limit_s`` seconds.
+
+    MPI's blocking calls take no time limit, so that a thread has to look at the clock; mpi4py gives up the
+    interpreter lock in them. ``trouble`` is what went wrong on this rank, for the message.
+    """
+
+    def __init__(self, comm: Any, name: str, limit_s: float):
+        self.comm, self.name, self.limit_s, self.trouble = comm, name, limit_s, ""
+        self._timer = threading.Timer(limit_s, self._end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Alarm:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _end(self) -> None:
+        why = f"it failed here ({self.trouble})" if self.trouble else "it waits for a rank or a message"
+        text = f"rank {self.comm.rank} of {self.comm.size} on {platform.node()}: {self.name}: {why}"
+        sys.stderr.write(f"mpiddl doctor: after {self.limit_s:g} s: {text}; the job ends.\n")
+        sys.stderr.flush()
+        time.sleep(1.0)  # so that the other ranks can say where they are
+        self.comm.Abort(1)
+        os._exit(1)
+
+
+def _start(env: Mapping[str, str], limit_s: float) -> tuple[Any, list[Finding]]:
+    """The world, or None where MPI cannot start; with what was found about library and launcher."""
+    made = launch.promise(env)
+    announced = f"{made.words} announced {made.size} ranks" if made.source else "none: one process alone"
+    try:
+        MPI = _load()
+        version = MPI.Get_library_version()
+    except Exception as error:
+        missing = Finding("MPI library", False, "none could be loaded", launch.no_mpi_message(error))
+        return None, [missing, Finding("launcher", None, announced, "find an MPI library first")]
+    standard = "{}.{}".format(*MPI.Get_version())
+    library = Finding("MPI library", True, f"{launch.library(version)[1]}, MPI {standard}")
+    trouble = None if MPI.Is_initialized() else launch.trouble(made, None, version)
+    if trouble:
+        return None, [library, Finding("launcher", False, *trouble)]
+    _mpi_init_waits_for_every_rank(MPI, limit_s)
+    came = f"{announced}; MPI has {MPI.COMM_WORLD.size}"
+    trouble = launch.trouble(made, MPI.COMM_WORLD.size, version)
+    return MPI.COMM_WORLD, [library, Finding("launcher", not trouble, *(trouble or (came,)))]
+
+
+def _load() -> Any:
+    """``mpi4py.MPI``, not yet initialised unless it was before: MPI_Init may end the process."""
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc(initialize=False, finalize=True)
+    from mpi4py import MPI
+
+    return MPI
+
+
+def _mpi_init_waits_for_every_rank(MPI: Any, limit_s: float) -> None:
+    """MPI_Init, which does not return on a broken fabric or if a rank is missing.
+
+    It keeps the interpreter lock, so that no thread can watch it: the timer of faulthandler, which needs no
+    lock, ends the process and prints where it is; hence this function's name.
+    """
+    if MPI.Is_initialized():
+        return
+    faulthandler.dump_traceback_later(limit_s, exit=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # mpi4py guesses at a foreign launcher, which is known better here
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _guarded(name: str, check: Any, *args: Any) -> Finding:
+    """What a check found; a check that fails has found that."""
+    try:
+        return check(name, *args)
+    except Exception as error:
+        return Finding(name, False, f"{type(error).__name__}: {error}")
+
+
+def _together(comm: Any, name: str, probe: Any, env: Mapping[str, str], limit_s: float) -> Finding:
+    """What a probe found on all ranks. What it made is freed, unless it failed somewhere: freeing hangs."""
+    with Alarm(comm, name, limit_s) as alarm, ExitStack() as made:
+        try:
+            mine, failed = probe(name, comm, env, made), False
+        except Exception as error:
+            alarm.trouble = f"{type(error).__name__}: {error}"
+            mine, failed = Finding(name, False, alarm.trouble), True
+        findings, failures = zip(*comm.allgather((mine, failed)), strict=True)
+        if any(failures):
+            made.pop_all()
+    return worst(findings)
+
+
+def _versions(name: str, env: Mapping[str, str]) -> Finding:
+    """The versions that figures and bug reports depend on."""
+    found, missing = [f"mpiddl {__version__}", f"Python {platform.python_version()}"], []
+    for package in ("numpy", "numba", "mpi4py"):
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(package)
+    remedy = f"pip install {' '.join(missing)}" if missing else ""
+    return Finding(name, not missing, ", ".join(found), remedy)
+
+
+def _blas(name: str, env: Mapping[str, str]) -> Finding:
+    """The library behind numpy's matrix products, and its threads before they are divided among the ranks."""
+    import numpy  # noqa: F401  (threadpoolctl sees what is loaded)
+    from threadpoolctl import threadpool_info
+
+    libraries = [each for each in threadpool_info() if each["user_api"] == "blas"]
+    if not libraries:
+        return Finding(name, None, "none with threads", "pip install numpy (comes with OpenBLAS)")
+    each = libraries[0]
+    how = f"{each['num_threads']} threads, {each.get('threading_layer') or 'unknown'}"
+    return Finding(name, True, f"{each['internal_api']} {each['version']} ({how})")
+
+
+def _numba_cache(name: str, env: Mapping[str, str]) -> Finding:
+    """Where numba keeps compiled kernels. It refuses to define them where it finds no folder it may write."""
+    remedy = "set NUMBA_CACHE_DIR to a folder that you may write"
+    try:
+        from mpiddl.kernels import sgd
+    except RuntimeError as error:
+        return Finding(name, False, str(error), remedy)
+    folder = sgd.stats.cache_path
+    writable = os.access(folder, os.W_OK)
+    return Finding(name, writable, str(folder), "" if writable else remedy)
+
+
+def _free_space(name: str, env: Mapping[str, str]) -> Finding:
+    """Free space where temporary files, shared memory and the run directory go."""
+    temporary = env.get("TMPDIR") or tempfile.gettempdir()
+    places = {"$TMPDIR": temporary, "/dev/shm": "/dev/shm", "here": os.getcwd()}
+    free = {place: _free(path) for place, path in places.items()}
+    short = [place for place, size in free.items() if size < LEAST_FREE]
+    remedy = f"free at least {LEAST_FREE >> 20} MiB in {', '.join(short)}" if short else ""
+    value = ", ".join(f"{place} {_at_least(size)}" for place, size in free.items())
+    return Finding(name, None if short else True, value, remedy)
+
+
+def _free(path: str) -> int:
+    """Bytes free for this user; -1 where there is no such folder."""
+    return shutil.disk_usage(path).free if os.path.isdir(path) else -1
+
+
+def _at_least(size: int) -> str:
+    """A size rounded down to a power of two, so that ranks that look a moment apart say the same."""
+    if size < 0:
+        return "is missing"
+    power = max(size, 1).bit_length() - 1
+    unit = min(power // 10, 4)
+    return f"{1 << (power - 10 * unit)}+ {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
+
+
+LOCAL = {"versions": _versions, "BLAS": _blas, "numba cache": _numba_cache, "free space": _free_space}

@@ -66,7 +66,7 @@ class Job:
     momentum: float = setting(0.9, "momentum of 'momentum' and 'nesterov'", least=0, most=1)
     weight_decay: float = setting(0.0, "L2 penalty (adamw: decoupled decay)", least=0)
     clip: float = setting(0.0, "largest norm of the mean gradient; 0: none", least=0)
-    schedule: str = setting("constant", "course of the learning rate", ("constant", "step", "cosine"))
+    schedule: str = setting("cosine", "course of the learning rate over the run", ("constant", "step", "cosine"))
     warmup: float = setting(0.0, "epochs over which the rate rises from 0", least=0)
     step_epochs: float = setting(10.0, "schedule 'step': epochs between two reductions", above=0)
     step_factor: float = setting(0.1, "schedule 'step': factor of each reduction", above=0, most=1)

@@ -160,6 +160,17 @@ def library(version: str) -> tuple[str, str]:
 def check(
     made: Promise, world_size: int | None, library_version: str, prefix: str = sys.prefix
 ) -> str | None:
+    """What is wrong with the world that came up, and the remedy, in one message; None if nothing is.
+
+    Parameters as for `trouble`.
+    """
+    found = trouble(made, world_size, library_version, prefix)
+    return None if found is None else " ".join(found)
+
+
+def trouble(
+    made: Promise, world_size: int | None, library_version: str, prefix: str = sys.prefix
+) -> tuple[str, str] | None:
     """What is wrong with the world that came up, and the remedy; None if nothing is.
 
     Parameters
@@ -189,7 +200,7 @@ def check(
     else:
         came = f"{name} came up as a world of 1 rank in each process: it did not understand the launcher"
     told = f"{made.words} announced {made.size} ranks ({made.source}), but {came}."
-    return f"{told} {_remedy(made, family, name, prefix)}"
+    return told, _remedy(made, family, name, prefix)
 
 
 def _without_pmix(library_version: str) -> bool:

@@ -55,8 +55,7 @@ def block_size(n: int, parts: int, part: int) -> int:
 
 
 def block(n: int, parts: int, part: int) -> range:
-    """Return the contiguous items that part ``part`` of ``parts`` gets; sizes differ by one at most, larger
-    first.
+    """Return the contiguous items that part ``part`` of ``parts`` gets; sizes differ by at most one.
 
     Examples
     --------
@@ -68,8 +67,7 @@ def block(n: int, parts: int, part: int) -> range:
 
 
 def rank_shards(shards: int, size: int, rank: int) -> range:
-    """Return the shards that ``rank`` of ``size`` holds: a contiguous run, empty for the last if there are
-    too few.
+    """Return the contiguous run of shards that ``rank`` of ``size`` holds: none if there are too few.
 
     A checkpoint written with 16 shards may thus be resumed on 24 ranks, eight of which hold none.
     """

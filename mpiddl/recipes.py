@@ -25,7 +25,7 @@ def make_optimiser(job: Job) -> Optimiser:
 
 
 def make_schedule(job: Job, steps_per_epoch: int, steps: int) -> Schedule:
-    """The learning rate as a function of the steps done. ``steps`` is the length of the run."""
+    """The learning rate as a function of the steps done. ``steps`` is the length of all epochs."""
     rate, warmup = job.learning_rate(), job.warmup * steps_per_epoch
     if job.schedule == "step":
         return Step(rate, every=job.step_epochs * steps_per_epoch, factor=job.step_factor, warmup=warmup)

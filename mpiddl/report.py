@@ -109,7 +109,7 @@ def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
 
     slowest = max(range(len(splits)), key=lambda rank: splits[rank].compute)
     ranks = f"{len(splits)} rank{'s' * (len(splits) > 1)}"
-    table = Table(box=box.SIMPLE_HEAD, caption=f"{summary['strategy']} on {ranks}, {summary['mpi']}", caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD)
     table.add_column("a rank's")
     for name in ("mean", "share", f"slowest, rank {slowest}"):
         table.add_column(name, justify="right")
@@ -120,7 +120,7 @@ def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
                       f"{seconds[slowest]:.3f}")
     table.add_row("sent (MB)", f"{sum(split.bytes for split in splits) / len(splits) / 1e6:.2f}", "",
                   f"{splits[slowest].bytes / 1e6:.2f}")
-    print("\n" + headline(summary))
+    print(f"\n{headline(summary)}\n{summary['strategy']} on {ranks}, {summary['mpi']}")
     _console().print(table)
 
 

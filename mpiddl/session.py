@@ -151,8 +151,17 @@ def _agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | N
         job = make_job(settings)
         strategy = make_strategy(request.strategy if isinstance(request.strategy, Strategy) else job.strategy)
         strategy.check(control.size)
+        _check_members("model", request.model, ("shapes", "init", "gradient", "predict"))
+        _check_members("optimiser", request.optimiser, ("init", "update"))
     check_equal(control, "settings", _fingerprint(job, strategy, request))
     return folder, earlier, job, strategy
+
+
+def _check_members(argument: str, value: Any, wanted: tuple[str, ...]) -> None:
+    missing = [name for name in wanted if _is_object(value) and not hasattr(value, name)]
+    if missing:
+        raise UsageError(f"{argument}: got {type(value).__name__} without {', '.join(missing)}, wanted a name or an object with "
+                         f"{', '.join(wanted)}")
 
 
 def _model(job: Job, data: Data, request: Request) -> Any:
@@ -162,8 +171,9 @@ def _model(job: Job, data: Data, request: Request) -> Any:
 
 
 def _plan(job: Job, placement: Placement, rows: Any, layout: Layout) -> Plan:
-    steps = min(job.epochs * layout.steps_per_epoch, job.max_steps or 1 << 62)
-    schedule = make_schedule(job, layout.steps_per_epoch, steps)
+    whole = job.epochs * layout.steps_per_epoch
+    schedule = make_schedule(job, layout.steps_per_epoch, whole)  # of the whole run, wherever max_steps cuts it
+    steps = min(whole, job.max_steps or whole)
     return Plan(placement, rows, layout.batch_rows, layout.steps_per_epoch, steps, schedule, job.clip)
 
 

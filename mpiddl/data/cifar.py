@@ -70,8 +70,7 @@ def matches(folder: Path) -> bool:
 
 
 def cifar_data(folder: Path, task: Task | None = None, test_fraction: float = TEST_FRACTION) -> Data:
-    """Open a folder with any of the five CIFAR-10 batches; without ``test_batch.bin`` a part is held out for
-    testing.
+    """Open a folder with any of the five batches; without ``test_batch.bin`` a part is held out for testing.
 
     Raises
     ------

@@ -43,7 +43,7 @@ def _table() -> tuple[np.ndarray, np.ndarray]:
     if table.exists():
         values = np.loadtxt(table, delimiter=",")
         return values[:, :-1], values[:, -1].astype(np.int64)
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    from sklearn.datasets import load_digits
 
     bunch = load_digits()
     return bunch.data, bunch.target.astype(np.int64)

@@ -62,7 +62,9 @@ def open_data(
 def _locate(name: str, search: Sequence[Path]) -> Path:
     """Return the first existing path that ``name`` may mean."""
     # A job file or a quoted variable reaches us without a shell's expansion of "~".
-    places = [Path(os.path.expanduser(place)) for place in (name, *(folder / name for folder in search))]
+    places = [
+        Path(os.path.expanduser(place)) for place in (Path(name), *(folder / name for folder in search))
+    ]
     found = next((place for place in places if place.exists()), None)
     if found is not None and name:
         return Path(os.path.abspath(found))

@@ -1,5 +1,4 @@
-"""numpy's own files: a folder of ``x_train.npy``, ``y_train.npy`` ..., or one ``.npz`` with arrays of these
-names.
+"""numpy's own files: a folder with ``x_train.npy``, ``y_train.npy`` ..., or an ``.npz`` of such arrays.
 
 ``.npy`` files and members stored without compression (`numpy.savez`) are mapped; compressed members
 (`numpy.savez_compressed`) are unpacked in chunks by every rank, which keeps only its own rows.
@@ -38,7 +37,6 @@ def matches(folder: Path) -> bool:
 
 def npy_data(folder: Path, task: Task | None = None, test_fraction: float = TEST_FRACTION) -> Data:
     """Open a folder of ``.npy`` files; without test files a part of the rows is held out for testing.
-    testing.
 
     Raises
     ------

@@ -167,7 +167,7 @@ class StreamedRows:
 
 
 def unpacked(array: RowArray) -> RowArray:
-    """Return a compressed array in memory and any other as it is: for labels, which are small and read twice."""
+    """Return a compressed array in memory and any other as it is: for labels, small and read twice."""
     if isinstance(array, StreamedRows):
         return MemoryRows(array.name, array.read([range(array.shape[0])])[0])
     return array

@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike
 
 from mpiddl import kernels
 from mpiddl.errors import DataError, ShapeError, UsageError
-from mpiddl.memory import FlatBuffer, float_dtype, slices
+from mpiddl.memory import FlatBuffer, aligned_zeros, float_dtype, slices
 from mpiddl.models.base import Arrays, Ready, Score
 from mpiddl.models.checks import labels_of, one_of, rows_of, targets_of
 
@@ -27,9 +27,10 @@ ACTIVATIONS = {"relu": kernels.RELU, "tanh": kernels.TANH}
 
 
 class Workspace(NamedTuple):
-    """The output of every layer, for as many rows as ever come."""
+    """The output of every layer, for as many rows as ever come, and scratch memory for the products."""
 
     outputs: tuple[np.ndarray, ...]
+    scratch: np.ndarray
 
     def layers(self, rows: int) -> list[np.ndarray]:
         """The arrays, cut to `rows` rows."""
@@ -116,30 +117,36 @@ class MLP:
         -------
         Score for cross-entropy, float for the squared error.
         """
+        work = work or self.workspace(len(x), params["weight1"].dtype)
         layers = self._forward(params, x, work)
         loss, delta = self._loss(layers[-1], y)
         for layer in reversed(range(len(layers) - 1)):
             weight, bias = self._names[layer]
-            kernels.weight_gradient(layers[layer], delta, grad[weight], grad[bias])
+            kernels.weight_gradient(layers[layer], delta, grad[weight], grad[bias], work.scratch)
             if ready:
                 ready(self._parts[layer])
             if layer:
                 # The activations have served: the gradient with respect to them takes their place.
-                kernels.input_gradient(delta, params[weight], ACTIVATIONS[self.activation], layers[layer])
+                kernels.input_gradient(delta, params[weight], ACTIVATIONS[self.activation], layers[layer], work.scratch)
                 delta = layers[layer]
         return loss if self.loss == "cross-entropy" else loss.loss
 
     def predict(self, params: Arrays, x: np.ndarray) -> np.ndarray:
         """Outputs of the last layer, shape (n, outputs), new memory; for classes, before the softmax (logits)."""
-        return self._forward(params, x, None)[-1]
+        return self._forward(params, x, self.workspace(len(x), params["weight1"].dtype))[-1]
 
     def score(self, params: Arrays, x: np.ndarray, y: np.ndarray, *, work: Workspace | None = None) -> Score:
         """The summed loss and the number of rows whose class was found (None for the squared error)."""
+        work = work or self.workspace(len(x), params["weight1"].dtype)
         return self._loss(self._forward(params, x, work)[-1], y)[0]
 
     def workspace(self, max_rows: int, dtype: DTypeLike) -> Workspace:
         """Scratch arrays for up to `max_rows` rows."""
-        return Workspace(tuple(np.empty((max_rows, n), float_dtype(dtype)) for n in self.sizes[1:]))
+        dtype = float_dtype(dtype)
+        outputs = tuple(aligned_zeros(max_rows * n, dtype).reshape(max_rows, n) for n in self.sizes[1:])
+        layers = zip(self.sizes, self.sizes[1:], strict=False)
+        scratch = max(kernels.scratch_size(max_rows, n, m, dtype.itemsize) for n, m in layers)
+        return Workspace(outputs, aligned_zeros(scratch, dtype))
 
     def warm(self, dtype: DTypeLike) -> None:
         """Compile (or load from the cache) every kernel that a training step calls: one process compiles, then the
@@ -162,15 +169,15 @@ class MLP:
         parts = slices(self.shapes)
         return [slice(parts[weight].start, parts[bias].stop) for weight, bias in self._names]
 
-    def _forward(self, params: Arrays, x: np.ndarray, work: Workspace | None) -> list[np.ndarray]:
+    def _forward(self, params: Arrays, x: np.ndarray, work: Workspace) -> list[np.ndarray]:
         """The input and the output of every layer."""
         dtype = params["weight1"].dtype
         x = rows_of(x, self.sizes[0], dtype)
-        layers = [x, *(work or self.workspace(len(x), dtype)).layers(len(x))]
+        layers = [x, *work.layers(len(x))]
         for layer, (weight, bias) in enumerate(self._names):
             hidden = layer + 1 < len(self._names)
             activation = ACTIVATIONS[self.activation] if hidden else kernels.IDENTITY
-            kernels.forward(layers[layer], params[weight], params[bias], activation, layers[layer + 1])
+            kernels.forward(layers[layer], params[weight], params[bias], activation, layers[layer + 1], work.scratch)
         return layers
 
     def _loss(self, outputs: np.ndarray, y: np.ndarray) -> tuple[Score, np.ndarray]:

@@ -18,6 +18,9 @@ class Chain(Strategy):
         self.replicated = all(member.replicated for member in members)
         self.lockstep = all(member.lockstep for member in members)
 
+    def __repr__(self) -> str:
+        return f"chain({', '.join(map(repr, self.members))})"
+
     def check(self, size: int) -> None:
         for member in self.members:
             member.check(size)

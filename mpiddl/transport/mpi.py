@@ -178,8 +178,8 @@ class MpiComm:
         return MpiComm(self.raw.Split_type(self._mpi.COMM_TYPE_SHARED))
 
     def library(self) -> str:
-        """Name and version of the MPI library, one line."""
-        return self._mpi.Get_library_version().splitlines()[0].strip("\0 ,")
+        """Name and version of the MPI library."""
+        return " ".join(self._mpi.Get_library_version().splitlines()[0].split(",")[0].split()).strip("\0")
 
     def Free(self) -> None:
         for handle in (self._alarm, self.raw):

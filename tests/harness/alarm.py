@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 # Ranks that hang together ring together; each gets this long to say where it stands before the first one aborts.
-LAST_WORDS_S = 1.0
+LAST_WORDS_S = 0.5
 # A rank that holds the interpreter lock cannot ring; then the operating system's thread of faulthandler ends it.
-BACKSTOP_S = 5.0
+BACKSTOP_S = 2.0
 
 
 class Alarm:
@@ -44,9 +46,22 @@ class Alarm:
 
     def ring(self, said: str, news: str = "") -> None:
         """Say why, show where every thread stands, and end all ranks."""
-        print(f"\n{said}; the job ends.\n{news}", file=self._stream, flush=True)
-        faulthandler.dump_traceback(self._stream, all_threads=True)
+        stacks = [f"{self.rank} {stack}" for stack in _stacks()]
+        print("\n".join(["", f"{said}; the job ends.", news, *stacks]), file=self._stream, flush=True)
         time.sleep(LAST_WORDS_S)
         if self._comm.size > 1:
             self._comm.Abort(1)
         os._exit(1)
+
+
+def _stacks() -> list[str]:
+    """Where every thread but this one stands, without the frames of pytest that led there."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    names.pop(threading.get_ident(), None)
+    return [_stack(names[ident], frame) for ident, frame in sys._current_frames().items() if ident in names]
+
+
+def _stack(name: str, frame: Any) -> str:
+    lines = traceback.format_stack(frame)
+    runner = [index for index, line in enumerate(lines) if "/_pytest/" in line or "/pluggy/" in line]
+    return f"{name} stands at\n{''.join(lines[runner[-1] + 1 if runner else 0 :])}"

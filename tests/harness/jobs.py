@@ -17,6 +17,9 @@ from typing import IO, Any, NamedTuple
 # What an mpiexec around us told this process about itself; a job that we start must not take it for its own.
 OUTER_JOB = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "PRTE_LAUNCHED", "MPI_LOCAL")
 
+# Without compiled modules, every rank of every job would compile all it imports.
+NO_CACHE = "PYTHONDONTWRITEBYTECODE"
+
 # Open MPI refuses to start more ranks than cores, and would bind each to a core; a rank that waits has to leave its
 # core to the others. MPICH does all that by itself and ignores these.
 OPEN_MPI = {
@@ -44,7 +47,7 @@ class Finished(NamedTuple):
 
 def environment(python: str, base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """``base`` for jobs of the environment of ``python``: its commands first in PATH, MPI willing to start."""
-    env = {name: value for name, value in base.items() if not name.startswith(OUTER_JOB)}
+    env = {name: value for name, value in base.items() if not name.startswith((*OUTER_JOB, NO_CACHE))}
     env["PATH"] = os.pathsep.join([str(Path(python).parent), env.get("PATH", os.defpath)])
     env.setdefault("HOME", tempfile.gettempdir())  # Open MPI does not start without one
     for name, value in (OPEN_MPI | (OPEN_MPI_AS_ROOT if os.geteuid() == 0 else {})).items():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -64,6 +63,15 @@ class Outcomes:
         return f"[rank {rank}/{self.comm.size}]"
 
 
+class Line(NamedTuple):
+    """A failure on one line."""
+
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class Trouble:
     """What went wrong on which ranks, in the form in which pytest shows a failure."""
 
@@ -71,7 +79,7 @@ class Trouble:
         self.texts = texts
         label, text = texts[0]
         reasons = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")] or text.splitlines()
-        self.reprcrash = SimpleNamespace(message=f"{label} {reasons[0] if reasons else ''}")
+        self.reprcrash = Line(f"{label} {reasons[0] if reasons else ''}")
 
     def toterminal(self, writer: Any) -> None:
         for label, text in self.texts:

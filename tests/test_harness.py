@@ -1,0 +1,159 @@
+"""The harness itself: small test files are run by real mpiexec jobs, and what becomes of them is looked at."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from harness import jobs
+
+HERE = Path(__file__).parent
+HEAD = "import ctypes, os, time\nimport pytest\n"
+
+UNEQUAL = """
+@pytest.mark.mpi
+def test_equal(comm):
+    assert comm.allreduce(1) == comm.size
+
+@pytest.mark.mpi
+def test_one_rank_fails(comm):
+    print("a word from", comm.rank)
+    assert comm.rank != 1, "this rank is unhappy"
+
+@pytest.mark.mpi
+def test_one_rank_skips(comm):
+    if comm.rank == 1:
+        pytest.skip("no luck here")
+
+@pytest.mark.mpi
+def test_all_ranks_skip(comm):
+    pytest.skip("everywhere alike")
+
+@pytest.mark.mpi
+@pytest.mark.xfail(raises=AssertionError)
+def test_expected(comm):
+    assert False
+
+@pytest.fixture
+def untidy(comm):
+    yield
+    if comm.rank == 1:
+        raise OSError("left open")
+
+@pytest.mark.mpi
+def test_one_rank_fails_afterwards(untidy):
+    pass
+
+@pytest.mark.mpi
+def test_after_all_that(comm):
+    assert comm.allgather(comm.rank) == list(range(comm.size))
+
+@pytest.mark.mpi(min_size=3)
+def test_wants_more_ranks(comm):
+    assert False
+
+def test_serial():
+    assert False
+"""
+
+HANGS = {"in a collective": "comm.recv()", "holding the interpreter lock": "ctypes.PyDLL(None).sleep(99)"}
+
+
+@pytest.fixture
+def pytest_on(mpirun, tmp_path):
+    """Runs a test file with this harness on so many ranks."""
+    for name in ("conftest.py", "harness"):
+        copy = shutil.copytree if (HERE / name).is_dir() else shutil.copy
+        copy(HERE / name, tmp_path / name)
+
+    def run(ranks: int, body: str, *options: str) -> jobs.Finished:
+        (tmp_path / "test_it.py").write_text(HEAD + body)
+        arguments = ("-p", "no:cacheprovider", "-ra", "--color=no", *options, "test_it.py")
+        return mpirun(ranks, "python", "-m", "pytest", *arguments, cwd=tmp_path)
+
+    return run
+
+
+def test_ranks_share_outcomes(pytest_on):
+    ended = pytest_on(2, UNEQUAL)
+    assert ended.returncode != 0
+    assert "3 passed, 1 skipped, 2 deselected, 1 xfailed, 1 error" in ended.stdout.replace("2 failed, ", "")
+    assert ended.stdout.count("test session starts") == 1
+    assert "FAILED test_it.py::test_one_rank_fails - [rank 1/2]" in ended.stdout
+    assert "AssertionError: this rank is unhappy" in ended.stdout
+    assert re.search(r"\[rank 0/2\] Captured stdout call -+\na word from 0\n", ended.stdout)
+    assert re.search(r"\[rank 1/2\] Captured stdout call -+\na word from 1\n", ended.stdout)
+    assert "test_one_rank_skips [rank 1/2]" in ended.stdout
+    assert "no luck here" in ended.stdout
+    assert "ERROR at teardown of test_one_rank_fails_afterwards [rank 1/2]" in ended.stdout
+
+
+@pytest.mark.parametrize("where", HANGS)
+def test_a_hang_ends_the_job_and_is_shown(pytest_on, where):
+    body = f"@pytest.mark.mpi\n@pytest.mark.limit(1)\ndef test_hang(comm):\n    if comm.rank: {HANGS[where]}\n"
+    ended = pytest_on(2, body)
+    assert ended.returncode != 0
+    assert "test_hang: no end within 1 s; the job ends." in ended.stderr
+    if where == "in a collective":
+        assert re.search(r"\[rank 1/2\] MainThread stands at\n.*test_it.py\", line 6, in test_hang", ended.stderr)
+
+
+def test_a_lone_rank_that_holds_the_interpreter_lock_is_ended(pytest_on):
+    body = "@pytest.mark.mpi\n@pytest.mark.limit(1)\ndef test_hang(comm):\n    ctypes.PyDLL(None).sleep(99)\n"
+    ended = pytest_on(1, body)
+    assert ended.returncode != 0
+    assert "test_it.py\", line 6 in test_hang" in ended.stderr
+
+
+def test_a_failure_that_leaves_others_in_a_collective_is_told_before_the_alarm(pytest_on):
+    body = """
+import harness.outcomes
+harness.outcomes.GRACE_S = 1
+@pytest.mark.mpi
+def test_lone_failure(comm):
+    assert comm.rank != 1, "before the barrier"
+    comm.Barrier()
+"""
+    ended = pytest_on(2, body)
+    assert ended.returncode != 0
+    assert "[rank 1/2] failed, and not all other ranks ended the test" in ended.stderr
+    assert "AssertionError: before the barrier" in ended.stderr
+
+
+def test_ranks_that_collect_other_tests_are_stopped(pytest_on):
+    ended = pytest_on(2, "from mpi4py import MPI\nif MPI.COMM_WORLD.rank:\n    @pytest.mark.mpi\n    def test_mine(): pass\n")
+    assert ended.returncode != 0
+    assert "ranks [1] collected other tests than rank 0" in ended.stderr
+
+
+def test_one_rank_runs_serial_tests_and_those_for_any_size(pytest_on):
+    body = "@pytest.mark.mpi\ndef test_any(comm): pass\n@pytest.mark.mpi_skip\ndef test_no_mpi(): pass\ndef test_serial(): pass\n"
+    assert "3 passed in" in pytest_on(1, body).stdout
+
+
+def test_outcomes_are_recorded_up_to_an_abort(pytest_on, tmp_path):
+    body = "@pytest.mark.mpi\ndef test_a(): pass\n@pytest.mark.mpi\ndef test_b(): os._exit(3)\n"
+    assert pytest_on(2, body, "--record", "record").returncode != 0
+    assert (tmp_path / "record").read_text() == '["passed", "test_it.py::test_a", ""]\n'
+
+
+def test_commands_leave_nothing_behind(tmp_path):
+    script = f"""
+import subprocess, sys, time
+child = subprocess.Popen([{sys.executable!r}, "-c", "import time; time.sleep(99)"], start_new_session=True)
+print(child.pid, flush=True)
+"""
+    env = jobs.environment(sys.executable)
+    child = int(jobs.run([sys.executable, "-c", script], env, 20).stdout)
+    assert not Path(f"/proc/{child}/cmdline").exists() or Path(f"/proc/{child}/cmdline").read_bytes() == b""
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_command_without_an_end_is_ended_and_shown(command, mpirun, ranks):
+    run = functools.partial(mpirun, ranks) if ranks else command
+    with pytest.raises(TimeoutError, match="no end within 2 s; it said\nso far"):
+        run("sh", "-c", "echo so far; sleep 99", timeout_s=2)

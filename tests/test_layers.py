@@ -1,0 +1,140 @@
+"""Imports go down only: every import statement of the package, also those inside functions, against the table below."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# From top to bottom: a module may import what stands on a lower line and, if it is part of a package, what is in the same
+# package, but not in a circle. A package stands here as a whole.
+LAYERS = """
+__main__
+cli
+bench
+training inference doctor
+session watch probes
+prediction loop evaluation
+checkpoint recipes warming report folder
+metrics job
+strategies
+models optim data
+transport
+memory layout clock threads launch finding
+errors version
+kernels
+"""
+
+MPI_ONLY_IN = ("mpiddl.transport", "mpiddl.doctor", "mpiddl.probes")
+FREE_OF_MPI = ("mpiddl.models", "mpiddl.optim", "mpiddl.data", "mpiddl.kernels")
+KERNELS_NEED = {"numba", "llvmlite", "numpy"}
+# The names for users; it stands above all, and is never imported from inside.
+FRONT = "mpiddl"
+
+LEVEL = {name: level for level, line in enumerate(reversed(LAYERS.split("\n"))) for name in line.split()}
+
+
+def sources() -> dict[str, Path]:
+    """Every module of the package and its file."""
+    found = {}
+    for folder, prefix in ((ROOT / "mpiddl", "mpiddl"), (ROOT / "kernels", "mpiddl.kernels")):
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            found[".".join((prefix, *(part for part in parts if part != "__init__")))] = path
+    return found
+
+
+SOURCES = sources()
+
+
+def imports(module: str) -> Iterator[str]:
+    """The full names that a module imports; of ``from a import b`` the module a.b if there is one, else a."""
+    for node in ast.walk(ast.parse(SOURCES[module].read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(module, node)
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield full if full in SOURCES else base
+
+
+def _absolute(module: str, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    package = module if SOURCES[module].name == "__init__.py" else module.rpartition(".")[0]
+    parts = package.split(".")
+    return ".".join(filter(None, [*parts[: len(parts) - node.level + 1], node.module]))
+
+
+IMPORTS = {module: sorted(set(imports(module))) for module in sorted(SOURCES)}
+
+
+def room(module: str) -> str:
+    """The part of a name that the table places: ``mpiddl.data.idx`` stands with ``data``."""
+    return module.split(".")[1] if "." in module else FRONT
+
+
+def inside(module: str, parents: tuple[str, ...]) -> bool:
+    return any(module == parent or module.startswith(f"{parent}.") for parent in parents)
+
+
+def test_every_module_has_a_place():
+    homeless = sorted({room(module) for module in SOURCES} - set(LEVEL) - {FRONT})
+    assert not homeless, f"{homeless}: new here; place them in LAYERS of {__file__}, as low as what they import allows"
+    gone = sorted(set(LEVEL) - {room(module) for module in SOURCES})
+    assert not gone, f"{gone}: no such modules any more; take them out of LAYERS of {__file__}"
+
+
+def test_imports_go_down():
+    wrong = [f"{module} imports {trouble}" for module in IMPORTS if module != FRONT for trouble in _upwards(module)]
+    assert not wrong, f"against LAYERS of {__file__}: {wrong}"
+
+
+def _upwards(module: str) -> Iterator[str]:
+    own = LEVEL.get(room(module), 0)
+    for target in IMPORTS[module]:
+        if target == FRONT:
+            yield "mpiddl, the front of the package (import the module that has the name)"
+        elif target in SOURCES and room(target) != room(module) and LEVEL.get(room(target), 0) >= own:
+            yield f"{target}, which stands on no lower line"
+
+
+def test_no_circles():
+    graph = {module: [name for name in targets if name in SOURCES] for module, targets in IMPORTS.items() if module != FRONT}
+    while leaves := [module for module, targets in graph.items() if not any(name in graph for name in targets)]:
+        for module in leaves:
+            del graph[module]
+    assert not graph, f"these import each other in a circle: {graph}"
+
+
+def test_mpi_is_talked_to_in_one_place():
+    talking = {module for module, targets in IMPORTS.items() if any(inside(name, ("mpi4py",)) for name in targets)}
+    outside = {module for module in talking if not inside(module, MPI_ONLY_IN)}
+    assert not outside, f"{outside} import mpi4py, wanted only {MPI_ONLY_IN}"
+
+
+def test_models_optimisers_data_and_kernels_serve_without_mpi():
+    barred = ("mpi4py", "mpiddl.transport")
+    loaded = reachable(FREE_OF_MPI)
+    bad = [f"{module} imports {name}" for module in loaded for name in IMPORTS[module] if inside(name, barred)]
+    assert not bad
+
+
+def reachable(parents: tuple[str, ...]) -> set[str]:
+    """All modules that are loaded, at once or in the end, by those inside ``parents``."""
+    found: set[str] = set()
+    front = [module for module in SOURCES if inside(module, parents)]
+    while front:
+        found.update(front)
+        front = [name for module in front for name in IMPORTS[module] if name in SOURCES and name not in found]
+    return found
+
+
+def test_kernels_need_little():
+    kernels = [module for module in SOURCES if inside(module, ("mpiddl.kernels",))]
+    needed = {name.split(".")[0] for module in kernels for name in IMPORTS[module] if name not in SOURCES}
+    assert needed <= KERNELS_NEED | sys.stdlib_module_names
