@@ -75,11 +75,15 @@ def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any
                 shape, dtype = (inputs.n,), np.dtype(np.int64)
             if link.rank == 0:
                 _create(aside, shape, dtype)
-        with agreed(link):
-            _fill(aside, trained, inputs, block(inputs.n, link.size, link.rank), pick)
-        with agreed(link):
+        try:
+            with agreed(link):
+                _fill(aside, trained, inputs, block(inputs.n, link.size, link.rank), pick)
+            with agreed(link):
+                if link.rank == 0:
+                    aside.replace(output)
+        finally:
             if link.rank == 0:
-                aside.replace(output)
+                aside.unlink(missing_ok=True)
     return inputs.n
 
 

@@ -190,11 +190,11 @@ def apply(threads: Threads) -> ExitStack:
     from threadpoolctl import threadpool_limits
 
     undo = ExitStack()
-    limits = threadpool_limits({"blas": threads.blas, "openmp": max(threads.blas, threads.numba)})
-    undo.callback(limits.restore_original_limits)
     numba = sys.modules.get("numba")
-    if numba is not None:
+    if numba is not None:  # first, since it may load an OpenMP library
         undo.callback(numba.set_num_threads, numba.get_num_threads())
         # numba refuses more than it counted when it was imported: a single one on a rank bound to one core.
         numba.set_num_threads(min(threads.numba, numba.config.NUMBA_NUM_THREADS))
+    limits = threadpool_limits({"blas": threads.blas, "openmp": max(threads.blas, threads.numba)})
+    undo.callback(limits.restore_original_limits)
     return undo

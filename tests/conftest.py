@@ -1,4 +1,4 @@
-"""Hooks and fixtures of all tests, alone and on several MPI ranks. See docs/testing.md."""
+"""Hooks and fixtures of all tests, on one MPI rank and on several. See docs/testing.md."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from mpi4py import MPI
 
 WORLD = MPI.COMM_WORLD
 LIMIT_S = 60.0
-# What a command started by a test has less than the test itself, so that its output is seen before the alarm rings.
+# A command has so much less time than its test, so that its output is seen before the alarm rings.
 HEADROOM_S = 8.0
 
 ALARM = pytest.StashKey[Alarm]()
 OUTCOMES = pytest.StashKey[Outcomes]()
 
-# Every rank draws the same examples, every time; compiling a kernel may take longer than hypothesis' deadline.
+# All ranks draw the same examples, every time; compiling a kernel may take longer than hypothesis' deadline.
 hypothesis.settings.register_profile("mpiddl", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("mpiddl")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record", type=Path, help="append the outcome of each test to this file, one JSON list a line")
+    parser.addoption("--record", type=Path, help="append the outcomes to this file, a JSON list a line")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "limit(seconds): the test may take so long (60 if not told) before all is ended")
+    config.addinivalue_line("markers", "limit(seconds): time for the test, 60 if not told; then all is ended")
     config.stash[ALARM] = Alarm(WORLD, sys.__stderr__.fileno())
     config.stash[OUTCOMES] = Outcomes(WORLD.Dup(), config.stash[ALARM])
     config.pluginmanager.register(config.stash[OUTCOMES], "outcomes")
-    # After pytest-mpi has looked at it to decide whether it prints all of mpi4py's settings, before it looks again.
+    # After pytest-mpi has asked it whether to print all of mpi4py's settings, before it asks again.
     config.option.with_mpi = True
     if WORLD.rank:  # rank 0 tells the failures of all ranks
         config.pluginmanager.unregister(name="terminalreporter")
@@ -78,7 +78,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     differ = [rank for rank, theirs in enumerate(outcomes.gather(mine)) if theirs != mine]
     alarm.clear()
     if differ and not WORLD.rank:
-        alarm.ring(f"ranks {differ} collected other tests than rank 0 (errors of theirs: run them with fewer ranks)")
+        alarm.ring(f"ranks {differ} collected other tests than rank 0")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -117,17 +117,20 @@ class Record:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         category = self.config.hook.pytest_report_teststatus(report=report, config=self.config)[0]
         if category:
-            self._write(category, report)
+            self._write(category, report.nodeid, report.longrepr)
+
+    def pytest_sessionfinish(self) -> None:
+        self._write("end")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._write("error", report)
+            self._write("error", report.nodeid, report.longrepr)
 
-    def _write(self, category: str, report: pytest.TestReport | pytest.CollectReport) -> None:
-        crash = getattr(report.longrepr, "reprcrash", None)
+    def _write(self, category: str, nodeid: str = "", trouble: Any = None) -> None:
+        crash = getattr(trouble, "reprcrash", None)
         reason = crash.message.partition("\n")[0] if crash else ""
         with open(self.config.option.record, "a") as file:
-            print(json.dumps([category, report.nodeid, reason]), file=file)
+            print(json.dumps([category, nodeid, reason]), file=file)
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@
     python tests/run.py --mpi mpich --sizes 1,3 -- -k gossip   one of them, some sizes, some tests
     python tests/run.py --mpi openmpi=/my/venv/bin/python      with an environment of your own
 
-A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several those
-with the mpi mark. All parts share one cache of compiled kernels; the first to come, a single process, fills it.
+A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
+those with the mpi mark. All parts share one cache of compiled kernels; the first, a single process, fills it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,57 +25,49 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "tests"
 PYTHONS = {"openmpi": ROOT / ".venv" / "bin" / "python", "mpich": ROOT / ".venv-mpich" / "bin" / "python"}
 
-# pytest's exit codes (pytest.ExitCode) for a run in which nothing failed: all passed, nothing to run.
-NOTHING_FAILED = (0, 5)
-KINDS = {
-    "passed": "passed", "xfailed": "passed", "failed": "failed", "error": "failed", "xpassed": "failed", "skipped": "skipped",
-}  # fmt: skip
+NOTHING_FAILED = (0, 5)  # pytest's exit codes for: all passed, nothing to run
+PASSED, SKIPPED, END = ("passed", "xfailed"), ("skipped",), ("end",)  # kinds of records
+COLUMNS = "{:<20} {:>7} {:>7} {:>8} {:>8}"
 
 
 class Part(NamedTuple):
     """One MPI library at one world size, and what came of it."""
 
     name: str
-    counts: Counter[str]
+    passed: int
     failures: list[str]
+    skipped: int
     seconds: float
 
 
 def main() -> int:
     options = _options()
     BUILD.mkdir(parents=True, exist_ok=True)
-    parts = [
-        run_part(name, python, size, options)
-        for name, python in options.mpi.items()
-        for size in options.sizes
-    ]
+    parts = [run_part(name, size, options) for name in options.mpi for size in options.sizes]
     summary = summarise(parts)
     (BUILD / "summary.txt").write_text(summary)
     print(summary, end="", flush=True)
-    return int(any(part.counts["failed"] for part in parts))
+    return int(any(part.failures for part in parts))
 
 
-def run_part(name: str, python: Path, size: int, options: argparse.Namespace) -> Part:
+def run_part(mpi: str, size: int, options: argparse.Namespace) -> Part:
     """Run pytest once, on ``size`` ranks, with its output passed through."""
-    title = f"{name}, {size} rank{'s' if size > 1 else ''}"
-    print(f"\n{title}", flush=True)
-    record = BUILD / f"{name}-{size}.jsonl"
+    name = f"{mpi}, {size} rank{'s' if size > 1 else ''}"
+    print(f"\n{name}", flush=True)
+    record = BUILD / f"{mpi}-{size}.jsonl"
     record.write_text("")
     since = time.monotonic()
-    trouble = _pytest(python, size, ["--record", str(record), *options.pytest], options.part_limit)
+    ended = _pytest(options.mpi[mpi], size, ["--record", str(record), *options.pytest], options.part_limit)
     outcomes = [json.loads(line) for line in record.read_text().splitlines()]
-    counts = Counter(KINDS[category] for category, _, _ in outcomes)
-    failures = [f"{title}: {name}  {reason}" for category, name, reason in outcomes if KINDS[category] == "failed"]
-    if trouble and not failures:
-        failures = [f"{title}: {trouble}"]
-    elif trouble not in ("", "pytest ended with exit code 1"):
-        failures.append(f"{title}: {trouble}")
-    counts["failed"] = len(failures)
-    return Part(title, counts, failures, time.monotonic() - since)
+    failures = [f"{test}  {reason}" for kind, test, reason in outcomes if kind not in PASSED + SKIPPED + END]
+    if outcomes[-1:] != [[*END, "", ""]] or (ended not in NOTHING_FAILED and not failures):
+        failures.append(f"pytest did not reach its end ({ended})")
+    counts = [sum(kind in kinds for kind, _, _ in outcomes) for kinds in (PASSED, SKIPPED)]
+    return Part(name, counts[0], failures, counts[1], time.monotonic() - since)
 
 
-def _pytest(python: Path, size: int, args: list[str], limit_s: float) -> str:
-    """Empty, or why the part failed as a whole."""
+def _pytest(python: Path, size: int, args: list[str], limit_s: float) -> int | str:
+    """Run it; its exit code, or why there is none."""
     env = jobs.environment(str(python))
     env["NUMBA_CACHE_DIR"] = str(ROOT / "build" / "numba")
     command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", *args]
@@ -85,30 +76,33 @@ def _pytest(python: Path, size: int, args: list[str], limit_s: float) -> str:
         command = jobs.mpi_command(size, command, env)
     with jobs.started(command, env, cwd=ROOT) as process:
         try:
-            code = process.wait(limit_s)
+            return process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            return f"no end within {limit_s:g} s"
-    return "" if code in NOTHING_FAILED else f"pytest ended with exit code {code}"
+            return f"stopped after {limit_s:g} s"
 
 
 def summarise(parts: list[Part]) -> str:
     """A table of the parts, what failed in them, and the closing line."""
-    total = sum((part.counts for part in parts), Counter())
-    lines = ["", f"{'part':<20} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}"]
-    for name, counts, _, seconds in parts:
-        lines.append(f"{name:<20} {counts['passed']:>7} {counts['failed']:>7} {counts['skipped']:>8} {seconds:>8.1f}")
-    lines += [f"FAILED {failure}" for part in parts for failure in part.failures]
-    seconds = sum(part.seconds for part in parts)
-    lines += ["", f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped in {seconds:.0f} s"]
-    return "\n".join(lines) + "\n"
+    lines = ["", COLUMNS.format("part", "passed", "failed", "skipped", "seconds")]
+    for name, passed, failures, skipped, seconds in parts:
+        lines.append(COLUMNS.format(name, passed, len(failures), skipped, f"{seconds:.1f}"))
+    lines += [f"FAILED {part.name}: {failure}" for part in parts for failure in part.failures]
+    failed = sum(len(part.failures) for part in parts)
+    passed, skipped, seconds = (
+        sum(getattr(part, field) for part in parts) for field in ("passed", "skipped", "seconds")
+    )
+    closing = f"{passed} passed, {failed} failed, {skipped} skipped in {seconds:.0f} s"
+    return "\n".join([*lines, "", closing, ""])
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mpi", default="openmpi,mpich", type=_pythons, help="NAME or NAME=PYTHON, by commas")
-    parser.add_argument("--sizes", default="1,2,3,4", type=_sizes, help="numbers of ranks, by commas")
-    parser.add_argument("--part-limit", default=900.0, type=float, metavar="SECONDS", help="end a part after so long")
-    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    add = parser.add_argument
+    add("--mpi", default="openmpi,mpich", type=_pythons, help="NAME or NAME=PYTHON, by commas")
+    add("--sizes", default="1,2,3,4", type=_sizes, help="numbers of ranks, by commas")
+    add("--part-limit", default=900.0, type=float, metavar="SECONDS", help="end a part after so long")
+    add("pytest", nargs="*", help="arguments for pytest, after --")
     return parser.parse_args()
 
 
@@ -124,7 +118,7 @@ def _pythons(text: str) -> dict[str, Path]:
             raise argparse.ArgumentTypeError(f"got {name!r}, wanted {' or '.join(PYTHONS)}, or NAME=PYTHON")
         found[name] = Path(path or PYTHONS[name]).absolute()
         if not os.access(found[name], os.X_OK):
-            raise argparse.ArgumentTypeError(f"{found[name]} is no program; `make test` makes the environments")
+            raise argparse.ArgumentTypeError(f"{found[name]}: no such program; `make test` makes it")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The harness itself: small test files are run by real mpiexec jobs, and what becomes of them is looked at."""
+"""The harness itself: small test files, run by real mpiexec jobs, and what became of them."""
 
 from __future__ import annotations
 
@@ -62,6 +62,13 @@ def test_serial():
 
 HANGS = {"in a collective": "comm.recv()", "holding the interpreter lock": "ctypes.PyDLL(None).sleep(99)"}
 
+HANG = """
+@pytest.mark.mpi
+@pytest.mark.limit(1)
+def test_hang(comm):
+    {}
+"""
+
 
 @pytest.fixture
 def pytest_on(mpirun, tmp_path):
@@ -94,19 +101,17 @@ def test_ranks_share_outcomes(pytest_on):
 
 @pytest.mark.parametrize("where", HANGS)
 def test_a_hang_ends_the_job_and_is_shown(pytest_on, where):
-    body = f"@pytest.mark.mpi\n@pytest.mark.limit(1)\ndef test_hang(comm):\n    if comm.rank: {HANGS[where]}\n"
-    ended = pytest_on(2, body)
+    ended = pytest_on(2, HANG.format(f"if comm.rank: {HANGS[where]}"))
     assert ended.returncode != 0
     assert "test_hang: no end within 1 s; the job ends." in ended.stderr
     if where == "in a collective":
-        assert re.search(r"\[rank 1/2\] MainThread stands at\n.*test_it.py\", line 6, in test_hang", ended.stderr)
+        assert re.search(r"\[rank 1/2\] MainThread stands at\n.*test_it.py.*in test_hang", ended.stderr)
 
 
 def test_a_lone_rank_that_holds_the_interpreter_lock_is_ended(pytest_on):
-    body = "@pytest.mark.mpi\n@pytest.mark.limit(1)\ndef test_hang(comm):\n    ctypes.PyDLL(None).sleep(99)\n"
-    ended = pytest_on(1, body)
+    ended = pytest_on(1, HANG.format(HANGS["holding the interpreter lock"]))
     assert ended.returncode != 0
-    assert "test_it.py\", line 6 in test_hang" in ended.stderr
+    assert re.search(r"test_it.py.* in test_hang", ended.stderr)
 
 
 def test_a_failure_that_leaves_others_in_a_collective_is_told_before_the_alarm(pytest_on):
@@ -125,13 +130,15 @@ def test_lone_failure(comm):
 
 
 def test_ranks_that_collect_other_tests_are_stopped(pytest_on):
-    ended = pytest_on(2, "from mpi4py import MPI\nif MPI.COMM_WORLD.rank:\n    @pytest.mark.mpi\n    def test_mine(): pass\n")
+    body = "import conftest\nif conftest.WORLD.rank:\n    @pytest.mark.mpi\n    def test_mine(): pass\n"
+    ended = pytest_on(2, body)
     assert ended.returncode != 0
     assert "ranks [1] collected other tests than rank 0" in ended.stderr
 
 
 def test_one_rank_runs_serial_tests_and_those_for_any_size(pytest_on):
-    body = "@pytest.mark.mpi\ndef test_any(comm): pass\n@pytest.mark.mpi_skip\ndef test_no_mpi(): pass\ndef test_serial(): pass\n"
+    marks = ["@pytest.mark.mpi\n", "@pytest.mark.mpi_skip\n", ""]
+    body = "".join(f"{mark}def test_{index}(): pass\n" for index, mark in enumerate(marks))
     assert "3 passed in" in pytest_on(1, body).stdout
 
 

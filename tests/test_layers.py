@@ -1,16 +1,15 @@
-"""Imports go down only: every import statement of the package, also those inside functions, against the table below."""
+"""Imports go down only: every import of the package, also those inside functions, against the table below."""
 
 from __future__ import annotations
 
 import ast
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from harness.sources import modules
 
-# From top to bottom: a module may import what stands on a lower line and, if it is part of a package, what is in the same
-# package, but not in a circle. A package stands here as a whole.
+# From top to bottom: a module may import what stands on a lower line and, if it is part of a package, what is
+# in the same package, but not in a circle. A package stands here as a whole.
 LAYERS = """
 __main__
 cli
@@ -37,17 +36,7 @@ FRONT = "mpiddl"
 LEVEL = {name: level for level, line in enumerate(reversed(LAYERS.split("\n"))) for name in line.split()}
 
 
-def sources() -> dict[str, Path]:
-    """Every module of the package and its file."""
-    found = {}
-    for folder, prefix in ((ROOT / "mpiddl", "mpiddl"), (ROOT / "kernels", "mpiddl.kernels")):
-        for path in folder.rglob("*.py"):
-            parts = path.relative_to(folder).with_suffix("").parts
-            found[".".join((prefix, *(part for part in parts if part != "__init__")))] = path
-    return found
-
-
-SOURCES = sources()
+SOURCES = modules()
 
 
 def imports(module: str) -> Iterator[str]:
@@ -84,13 +73,13 @@ def inside(module: str, parents: tuple[str, ...]) -> bool:
 
 def test_every_module_has_a_place():
     homeless = sorted({room(module) for module in SOURCES} - set(LEVEL) - {FRONT})
-    assert not homeless, f"{homeless}: new here; place them in LAYERS of {__file__}, as low as what they import allows"
+    assert not homeless, f"{homeless}: new; place them in LAYERS of {__file__}, as low as their imports allow"
     gone = sorted(set(LEVEL) - {room(module) for module in SOURCES})
     assert not gone, f"{gone}: no such modules any more; take them out of LAYERS of {__file__}"
 
 
 def test_imports_go_down():
-    wrong = [f"{module} imports {trouble}" for module in IMPORTS if module != FRONT for trouble in _upwards(module)]
+    wrong = [trouble for module in IMPORTS if module != FRONT for trouble in _upwards(module)]
     assert not wrong, f"against LAYERS of {__file__}: {wrong}"
 
 
@@ -98,39 +87,40 @@ def _upwards(module: str) -> Iterator[str]:
     own = LEVEL.get(room(module), 0)
     for target in IMPORTS[module]:
         if target == FRONT:
-            yield "mpiddl, the front of the package (import the module that has the name)"
+            yield f"{module} imports mpiddl, the front of the package (import the module that has the name)"
         elif target in SOURCES and room(target) != room(module) and LEVEL.get(room(target), 0) >= own:
-            yield f"{target}, which stands on no lower line"
+            yield f"{module} imports {target}, which stands on no lower line"
 
 
 def test_no_circles():
-    graph = {module: [name for name in targets if name in SOURCES] for module, targets in IMPORTS.items() if module != FRONT}
-    while leaves := [module for module, targets in graph.items() if not any(name in graph for name in targets)]:
-        for module in leaves:
-            del graph[module]
-    assert not graph, f"these import each other in a circle: {graph}"
+    left = set(SOURCES) - {FRONT}
+    while leaves := {module for module in left if not left.intersection(IMPORTS[module])}:
+        left -= leaves
+    assert not left, f"a circle of imports is among {sorted(left)}"
 
 
 def test_mpi_is_talked_to_in_one_place():
-    talking = {module for module, targets in IMPORTS.items() if any(inside(name, ("mpi4py",)) for name in targets)}
-    outside = {module for module in talking if not inside(module, MPI_ONLY_IN)}
-    assert not outside, f"{outside} import mpi4py, wanted only {MPI_ONLY_IN}"
+    outside = [module for module in SOURCES if not inside(module, MPI_ONLY_IN)]
+    bad = [module for module in outside if any(inside(name, ("mpi4py",)) for name in IMPORTS[module])]
+    assert not bad, f"{bad} import mpi4py, wanted only {MPI_ONLY_IN}"
 
 
 def test_models_optimisers_data_and_kernels_serve_without_mpi():
     barred = ("mpi4py", "mpiddl.transport")
-    loaded = reachable(FREE_OF_MPI)
-    bad = [f"{module} imports {name}" for module in loaded for name in IMPORTS[module] if inside(name, barred)]
+    loads = [(module, name) for module in reachable(FREE_OF_MPI) for name in IMPORTS[module]]
+    bad = [f"{module} imports {name}" for module, name in loads if inside(name, barred)]
     assert not bad
 
 
 def reachable(parents: tuple[str, ...]) -> set[str]:
-    """All modules that are loaded, at once or in the end, by those inside ``parents``."""
+    """All modules loaded, at once or in the end, by those inside ``parents``; not the front: it is lazy."""
     found: set[str] = set()
-    front = [module for module in SOURCES if inside(module, parents)]
+    front = {module for module in SOURCES if inside(module, parents)}
     while front:
-        found.update(front)
-        front = [name for module in front for name in IMPORTS[module] if name in SOURCES and name not in found]
+        found |= front
+        names = {name for module in front for name in IMPORTS[module]}
+        names |= {name.rpartition(".")[0] for name in names}  # a package is loaded before what is in it
+        front = (names & set(SOURCES)) - found - {FRONT}
     return found
 
 

@@ -62,11 +62,25 @@ class Step(NamedTuple):
     rate: float
 
 
-class Replica(NamedTuple):
-    """What a rank trains: the flat parameters and the optimiser's flat moments, to be changed in place only."""
+class Replica:
+    """What a rank trains: the flat parameters and the optimiser's flat moments, to be changed in place.
 
-    params: np.ndarray
-    moments: dict[str, np.ndarray]
+    ``replica.params += x`` and ``replica.params[:] = x`` change them; ``replica.params = x`` would not, and is refused.
+    """
+
+    __slots__ = ("_params", "moments")
+
+    def __init__(self, params: np.ndarray, moments: dict[str, np.ndarray]):
+        self._params, self.moments = params, moments
+
+    @property
+    def params(self) -> np.ndarray:
+        return self._params
+
+    @params.setter
+    def params(self, value: np.ndarray) -> None:
+        if value is not self._params:
+            raise AttributeError("replica.params: got another array; change it in place, replica.params[:] = ...")
 
 
 class Combined(NamedTuple):

@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from mpiddl.errors import UsageError
 from mpiddl.strategies.base import Replica, Step, Strategy
 from mpiddl.transport.base import IN_PLACE, Comm
@@ -41,4 +39,4 @@ class LocalSGD(Strategy):
 def _average(comm: Comm, replica: Replica) -> None:
     if comm.size > 1:
         comm.Allreduce(IN_PLACE, replica.params)
-        np.multiply(replica.params, 1 / comm.size, out=replica.params)
+        replica.params *= 1 / comm.size

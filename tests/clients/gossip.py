@@ -27,8 +27,8 @@ class Gossip(Strategy):
         if partner is not None:
             theirs = np.empty_like(replica.params)
             comm.Sendrecv(replica.params, partner, 0, theirs, partner, 0)
-            np.add(replica.params, theirs, out=replica.params)
-            np.multiply(replica.params, 0.5, out=replica.params)
+            replica.params += theirs
+            replica.params *= 0.5
         return state
 
     def partner(self, rank, size, index):

@@ -1,1 +1,1 @@
-"""What the tests stand on: starting jobs, ending hangs, and outcomes that all ranks share. See docs/testing.md."""
+"""What the tests stand on: starting jobs, ending hangs, sharing outcomes. See docs/testing.md."""

@@ -1,4 +1,4 @@
-"""An alarm that ends the whole job when a test hangs: a rank stuck in a collective can be saved in no other way."""
+"""An alarm that ends the whole job when a test hangs: a rank stuck in MPI can be helped no other way."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-# Ranks that hang together ring together; each gets this long to say where it stands before the first one aborts.
+# Ranks that hang together ring together; each has this long to say where it stands before one aborts.
 LAST_WORDS_S = 0.5
-# A rank that holds the interpreter lock cannot ring; then the operating system's thread of faulthandler ends it.
+# A rank that holds the interpreter lock cannot ring; faulthandler's thread, which needs no lock, ends it.
 BACKSTOP_S = 2.0
 
 
 class Alarm:
     """Prints the stacks of all threads and aborts, if it is not cleared in time.
 
-    The alarm is a thread, not a signal: Python runs signal handlers between two instructions of the main thread, and
-    that one sits inside MPI.
+    The alarm is a thread, not a signal: Python runs signal handlers between two instructions of the main
+    thread, and that one sits inside MPI.
     """
 
     def __init__(self, comm: Any, stderr: int):

@@ -1,4 +1,4 @@
-"""Commands and MPI jobs of the tests: the environment they need, a limit on their time, and nothing left behind."""
+"""Commands and MPI jobs of the tests: with the environment they need, ended in time, nothing left behind."""
 
 from __future__ import annotations
 
@@ -20,20 +20,17 @@ OUTER_JOB = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "PRTE_LAUNCHED", "MPI_LOCAL")
 # Without compiled modules, every rank of every job would compile all it imports.
 NO_CACHE = "PYTHONDONTWRITEBYTECODE"
 
-# Open MPI refuses to start more ranks than cores, and would bind each to a core; a rank that waits has to leave its
-# core to the others. MPICH does all that by itself and ignores these.
+# Open MPI refuses to start more ranks than cores, and would bind each to a core; a rank that waits has to
+# leave its core to the others; root is refused unless told twice. MPICH needs none of this and ignores it.
 OPEN_MPI = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
-OPEN_MPI_AS_ROOT = {
-    name: "1"
-    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_ALLOW_RUN_AS_ROOT",
-                 "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM")
-}  # fmt: skip
+AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
 
-# Every process of a job inherits this variable, whatever session or group it moves to: mpiexec gives each rank its own.
+# Every process of a job inherits this variable. Sessions and process groups tell nothing: mpiexec gives each
+# rank its own.
 MARK = "MPIDDL_TEST_JOB"
 
 
@@ -46,11 +43,11 @@ class Finished(NamedTuple):
 
 
 def environment(python: str, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """``base`` for jobs of the environment of ``python``: its commands first in PATH, MPI willing to start."""
+    """``base`` for jobs of ``python``'s environment: its commands first in PATH, MPI willing to start."""
     env = {name: value for name, value in base.items() if not name.startswith((*OUTER_JOB, NO_CACHE))}
     env["PATH"] = os.pathsep.join([str(Path(python).parent), env.get("PATH", os.defpath)])
     env.setdefault("HOME", tempfile.gettempdir())  # Open MPI does not start without one
-    for name, value in (OPEN_MPI | (OPEN_MPI_AS_ROOT if os.geteuid() == 0 else {})).items():
+    for name, value in (OPEN_MPI | (AS_ROOT if os.geteuid() == 0 else {})).items():
         env.setdefault(name, value)
     return env
 
@@ -64,11 +61,18 @@ def mpi_command(ranks: int, command: Sequence[str], env: Mapping[str, str]) -> l
 
 
 @contextlib.contextmanager
-def started(command: Sequence[str], env: Mapping[str, str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+def started(
+    command: Sequence[str], env: Mapping[str, str], **options: Any
+) -> Iterator[subprocess.Popen[str]]:
     """A process that is dead, with all that it started, when the block is left."""
     mark = f"{env.get(MARK, '')}/{uuid.uuid4().hex}"
     process = subprocess.Popen(
-        command, env={**env, MARK: mark}, stdin=subprocess.DEVNULL, start_new_session=True, text=True, **options
+        command,
+        env={**env, MARK: mark},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+        **options,
     )
     try:
         yield process
@@ -77,7 +81,7 @@ def started(command: Sequence[str], env: Mapping[str, str], **options: Any) -> I
 
 
 def run(command: Sequence[str], env: Mapping[str, str], timeout_s: float, cwd: Any = None) -> Finished:
-    """Run a command to its end; a `TimeoutError` with what it said so far if it takes longer than ``timeout_s``."""
+    """Run a command to its end; a `TimeoutError`, with what it said so far, if it takes longer."""
     # Files, not pipes: a process that outlives the command holds a pipe open, and reading it would never end.
     with _page() as out, _page() as err:
         with started(command, env, stdout=out, stderr=err, cwd=cwd) as process:

@@ -1,4 +1,4 @@
-"""One outcome for all ranks: a test that fails on one rank fails on every rank, so that they never part ways."""
+"""One outcome for all ranks: a test that fails on one fails on all, so that they never part ways."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from harness.alarm import Alarm
 
-# A rank that failed waits so long for the others to end the test too. A failure usually leaves them in a collective
-# for ever, and nobody wants to wait for the alarm to see it.
+# A rank that failed waits so long for the others to end the test too. A failure usually leaves them in a
+# collective for ever, and nobody wants to wait for the alarm to see it.
 GRACE_S = 20.0
 
 
@@ -37,8 +37,8 @@ class Outcomes:
         while not request.Test():
             time.sleep(0.001)
             if self.failure and time.monotonic() - since > GRACE_S:
-                said = f"{self.alarm.rank} failed, and not all other ranks ended the test within {GRACE_S:g} s"
-                self.alarm.ring(said, self.failure)
+                said = f"failed, and not all other ranks ended the test within {GRACE_S:g} s"
+                self.alarm.ring(f"{self.alarm.rank} {said}", self.failure)
         return self.comm.allgather(mine)
 
     def _share(self, report: pytest.TestReport) -> None:
@@ -56,7 +56,9 @@ class Outcomes:
         report.location = (path, line, f"{name} {ranks}")
         report.longrepr = Trouble([(self._label(rank), told[rank][0]) for rank in troubled])
         report.sections = [
-            (f"{self._label(rank)} {title}", text) for rank, (_, parts) in enumerate(told) for title, text in parts
+            (f"{self._label(rank)} {title}", text)
+            for rank, (_, parts) in enumerate(told)
+            for title, text in parts
         ]
 
     def _label(self, rank: int) -> str:
@@ -78,8 +80,9 @@ class Trouble:
     def __init__(self, texts: list[tuple[str, str]]):
         self.texts = texts
         label, text = texts[0]
-        reasons = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")] or text.splitlines()
-        self.reprcrash = Line(f"{label} {reasons[0] if reasons else ''}")
+        lines = text.splitlines() or [""]
+        reason = next((line[1:].strip() for line in lines if line.startswith("E ")), lines[0])
+        self.reprcrash = Line(f"{label} {reason}")
 
     def toterminal(self, writer: Any) -> None:
         for label, text in self.texts:
@@ -91,7 +94,7 @@ class Trouble:
 
 
 def _trouble(report: pytest.TestReport) -> str:
-    """What is wrong with this rank's report, empty for a passed one; skips come here only where ranks disagree."""
+    """What is wrong with this rank's report, empty if passed; skips come here only where ranks disagree."""
     if report.skipped:
         why = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
         return f"E   skipped here and not on every rank ({why}); a skip must be decided alike on all"

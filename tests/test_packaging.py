@@ -1,0 +1,91 @@
+"""The wheel: what is in it, and that it works without this repository."""
+
+from __future__ import annotations
+
+import site
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from harness import jobs
+from harness.sources import ROOT, modules
+
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+IMPORT_ALL = """
+import importlib, pathlib, pkgutil, sys
+import mpiddl
+home = pathlib.Path(mpiddl.__file__).parent
+assert home.is_relative_to(sys.prefix), home
+names = [module.name for module in pkgutil.walk_packages([str(home)], "mpiddl.")]
+for name in set(names) - {"mpiddl.__main__"}:
+    assert pathlib.Path(importlib.import_module(name).__file__).is_relative_to(home), name
+print(*names)
+"""
+
+
+def test_every_folder_is_a_named_package():
+    on_disk = {name for name, path in modules().items() if path.name == "__init__.py"}
+    assert set(CONFIG["tool"]["setuptools"]["packages"]) == on_disk
+
+
+def test_folders_with_modules_are_packages():
+    assert not {str(path.parent) for path in modules().values() if not (path.parent / "__init__.py").exists()}
+
+
+def test_only_pure_python_is_asked_for_by_default():
+    wanted = {requirement.split(">")[0] for requirement in CONFIG["project"]["dependencies"]}
+    assert wanted == {
+        "numpy", "scipy", "numba", "mpi4py", "scikit-learn", "threadpoolctl", "safetensors", "rich", "click",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy: setuptools leaves its traces beside the sources."""
+    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "mpiddl", "kernels"):
+        (copy / name).symlink_to(ROOT / name)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(out)]
+    command = [sys.executable, "-m", "pip", "wheel", *options, str(copy)]
+    ended = jobs.run(command, jobs.environment(sys.executable), 50)
+    assert ended.returncode == 0, ended.stderr
+    (path,) = out.glob("*.whl")
+    return path
+
+
+def test_wheel_is_pure_python_and_complete(wheel):
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    sources = {path.relative_to(ROOT) for path in modules().values()}
+    expected = {path if path.parts[0] == "mpiddl" else "mpiddl" / path for path in sources}
+    assert names == {str(path) for path in expected} | {"mpiddl/py.typed"}
+
+
+def loaded_mpi() -> str:
+    """The file of the MPI library that this process uses."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return next(line.split()[-1] for line in maps if "/libmpi.so" in line)
+
+
+def test_wheel_works_alone(wheel, tmp_path, command):
+    """In a clean environment that borrows its dependencies, by .pth lines, from the one that runs this test.
+
+    Fetching them again would need a network and minutes. The lines come after the environment's own packages,
+    so that the mpiddl imported is the one of the wheel; that no module comes from elsewhere is asserted.
+    """
+    venv.create(tmp_path / "clean", with_pip=False)
+    python = tmp_path / "clean" / "bin" / "python"
+    install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    assert command(sys.executable, "-m", "pip", "--python", python, *install).stderr == ""
+    (own,) = (tmp_path / "clean").glob("lib/python*/site-packages")
+    (own / "borrowed.pth").write_text("\n".join(site.getsitepackages()))
+    program = tmp_path / "clean" / "bin" / "mpiddl"
+    env = {"PYTHONPATH": None, "MPI4PY_LIBMPI": loaded_mpi()}
+    for words in ([program, "--version"], [python, "-c", IMPORT_ALL], [program, "train", "--dry-run"]):
+        ended = command(*words, cwd=tmp_path, env=env)
+        assert ended.returncode == 0, ended.stderr
