@@ -22,7 +22,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check clean
+.PHONY: help demo test check lint types layers clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1#\2/p' Makefile | while IFS='#' read -r name what; do printf '%-12s %s\n' "$$name" "$$what"; done
@@ -33,10 +33,16 @@ demo: .venv/.demo ## a network on handwritten digits, trained on 4 MPI ranks: ac
 test: .venv/.dev .venv-mpich/.dev ## all tests with Open MPI and with MPICH, on 1 to 4 ranks
 	@$(BIN)/python tests/run.py $(TESTS)
 
-check: .venv/.dev ## ruff, mypy, the layers of imports, the examples in docstrings
-	$(BIN)/ruff check .
+check: lint types layers ## ruff, mypy, the layers of imports, the examples in docstrings
+
+lint: .venv/.dev
+	$(BIN)/ruff check --output-format concise .
+
+types: .venv/.dev
 	@rm -rf build/types && mkdir -p build/types && cp -R mpiddl build/types && cp -R kernels build/types/mpiddl
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy
+
+layers: .venv/.dev
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_doctests.py
 
 clean: ## take away what make has made: environments, caches, runs/demo

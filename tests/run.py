@@ -57,7 +57,7 @@ def run_part(mpi: str, size: int, options: argparse.Namespace) -> Part:
     record = BUILD / f"{mpi}-{size}.jsonl"
     record.write_text("")
     since = time.monotonic()
-    ended = _pytest(options.mpi[mpi], size, ["--record", str(record), *options.pytest], options.part_limit)
+    ended = _pytest(options.mpi[mpi], size, [f"--record={record}", *options.pytest], options.part_limit)
     outcomes = [json.loads(line) for line in record.read_text().splitlines()]
     failures = [f"{test}  {reason}" for kind, test, reason in outcomes if kind not in PASSED + SKIPPED + END]
     if outcomes[-1:] != [[*END, "", ""]] or (ended not in NOTHING_FAILED and not failures):
