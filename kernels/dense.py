@@ -1,9 +1,13 @@
 from __future__ import annotations
+
 import numpy as np
+
 from .jit import kernel
 from .lanes import WIDTH
-from .panels import IDENTITY, RELU, TANH, copy_panel, transpose_panel, transpose_times_slope
-from .tile import BIAS, RELU as MAX0, RESUME, ROWS, VECTORS, ZERO, tile_columns, tile_rows, tile_first, CHUNK
+from .panels import RELU, TANH, copy_panel, transpose_panel, transpose_times_slope
+from .tile import BIAS, CHUNK, RESUME, ROWS, VECTORS, ZERO, tile_columns, tile_first, tile_rows
+from .tile import RELU as MAX0
+
 DEPTH = 128
 BLOCK = 64
 COLS = 384

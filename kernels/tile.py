@@ -20,7 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .lanes import INT64, REGISTERS, WIDTH, Lanes, address
+from .lanes import INT64, REGISTERS, Lanes, address
 
 VECTORS = 3
 ROWS = 8 if REGISTERS == 32 else 4

@@ -16,8 +16,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +83,7 @@ def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, o
     """
     target, aside = folder / f"step-{step:08d}", folder / f".writing-step-{step:08d}"
     structure, arrays = pack(state)
-    files = {f"rank-{comm.rank:05d}.safetensors": {**own, **arrays}}
+    files: dict[str, Arrays] = {f"rank-{comm.rank:05d}.safetensors": {**own, **arrays}}
     if comm.rank == 0:
         files |= {MODEL: model, OPTIMISER: optimiser}
     try:
@@ -201,21 +201,18 @@ def unpack(structure: Any, arrays: Arrays) -> Any:
     return Pending(arrays[content]) if kind == "pending" else arrays[content]
 
 
-class _disk(suppress):
+@contextmanager
+def _disk(folder: Path) -> Iterator[None]:
     """Turns an `OSError` of the block into a `CheckpointError` that says what the disk has left."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        if not isinstance(error, OSError):
-            return False
+    try:
+        yield
+    except OSError as error:
         free = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             with suppress(OSError):
-                free = f" ({shutil.disk_usage(_existing(self.folder)).free / 2**20:.1f} MiB free)"
+                free = f" ({shutil.disk_usage(_existing(folder)).free / 2**20:.1f} MiB free)"
         raise CheckpointError(
-            f"checkpoint in {self.folder}: {error.strerror or error}{free}; earlier checkpoints are untouched"
+            f"checkpoint in {folder}: {error.strerror or error}{free}; earlier checkpoints are untouched"
         ) from None
 
 

@@ -37,9 +37,7 @@ def run(comm: Any = None, *, env: Mapping[str, str] | None = None, limit_s: floa
     return list(examine(comm, env=env, limit_s=limit_s))
 
 
-def examine(
-    comm: Any = None, *, env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
-) -> Iterator[Finding]:
+def examine(comm: Any = None, *, env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> Iterator[Finding]:
     """Check one thing after the other.
 
     Parameters

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from mpiddl.models.base import Score
 from mpiddl.transport.base import IN_PLACE, Comm
 
 
-class Evaluation(NamedTuple):
+@dataclass(frozen=True)
+class Evaluation:
     """Means over ``count`` rows; ``accuracy`` is None where there are no classes, ``loss`` NaN where there are no rows."""
 
     loss: float

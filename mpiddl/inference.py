@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.data import Data, ShardedRows, Source, open_data
+from mpiddl.data import Data, ShardedRows, Source, Task, open_data
 from mpiddl.errors import DataError, UsageError
 from mpiddl.evaluation import evaluate_rows
 from mpiddl.layout import Layout, block
 from mpiddl.prediction import Trained, load
-from mpiddl.session import search_path
+from mpiddl.request import search_path
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connect, failing_together
 
@@ -70,11 +70,10 @@ def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any
         with agreed(link):
             trained = load(run)
             inputs = _Inputs(trained, rows)
-            shape, dtype = (inputs.n, trained.about["data"]["outputs"]), trained.params.dtype
-            if pick := trained.about["data"]["classes"] is not None and not raw:
-                shape, dtype = (inputs.n,), np.dtype(np.int64)
+            pick = trained.about["data"]["classes"] is not None and not raw
             if link.rank == 0:
-                _create(aside, shape, dtype)
+                _create(aside, (inputs.n,) if pick else (inputs.n, trained.about["data"]["outputs"]),
+                        np.dtype(np.int64) if pick else trained.params.dtype)
         try:
             with agreed(link):
                 _fill(aside, trained, inputs, block(inputs.n, link.size, link.rank), pick)
@@ -124,7 +123,7 @@ def _open(trained: Trained, data: str | None) -> Data:
     name = data or trained.job.data
     if not data and trained.about["data"]["name"] == "arrays":
         raise UsageError("data: the model was trained on arrays of a program; name a data set with --data")
-    task = "classification" if trained.about["data"]["classes"] is not None else "regression"
+    task: Task = "classification" if trained.about["data"]["classes"] is not None else "regression"
     found = open_data(name, search_path(os.environ), task=task, test_fraction=trained.job.test_fraction)
     wanted = trained.about["data"]["features"]
     if found.features != wanted:

@@ -157,9 +157,7 @@ def library(version: str) -> tuple[str, str]:
     return family, name
 
 
-def check(
-    made: Promise, world_size: int | None, library_version: str, prefix: str = sys.prefix
-) -> str | None:
+def check(made: Promise, world_size: int | None, library_version: str, prefix: str = sys.prefix) -> str | None:
     """What is wrong with the world that came up, and the remedy, in one message; None if nothing is.
 
     Parameters as for `trouble`.
@@ -168,9 +166,7 @@ def check(
     return None if found is None else " ".join(found)
 
 
-def trouble(
-    made: Promise, world_size: int | None, library_version: str, prefix: str = sys.prefix
-) -> tuple[str, str] | None:
+def trouble(made: Promise, world_size: int | None, library_version: str, prefix: str = sys.prefix) -> tuple[str, str] | None:
     """What is wrong with the world that came up, and the remedy; None if nothing is.
 
     Parameters

@@ -108,18 +108,25 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
     while not plan.over(state.index):
         rows, step = plan.step(state.index)
         score = gradient(comm, state, rows, step)
-        grad, count, state.strategy, stop = strategy.combine(comm, state.strategy, gradient.flat, state.replica, step)
-        if count:
-            scale = clip_norm(grad, 1 / count, plan.clip)[0] if plan.clip else 1 / count
-            optimiser.update(state.params.flat, grad, state.moments, step.rate, scale, state.updates)
-            state.updates += 1
-        if stop:
+        combined = strategy.combine(comm, state.strategy, gradient.flat, state.replica, step)
+        state.strategy = combined.state
+        if combined.count:
+            update(optimiser, state, combined.grad, 1 / combined.count, step.rate, plan.clip)
+        if combined.stop:
             break
         state.strategy = strategy.mix(comm, state.strategy, state.replica, step)
         state.index += 1
         if after(state, step, score):
             break
     strategy.finish(comm, state.strategy, state.replica)
+
+
+def update(optimiser: Optimiser, state: State, grad: np.ndarray, scale: float, rate: float, clip: float) -> None:
+    """One update with ``scale * grad``, whose norm is bounded by ``clip`` if that is above 0."""
+    if clip:
+        scale, _ = clip_norm(grad, scale, clip)
+    optimiser.update(state.params.flat, grad, state.moments, rate, scale, state.updates)
+    state.updates += 1
 
 
 class Gradient:

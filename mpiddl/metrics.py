@@ -34,17 +34,20 @@ class Split(NamedTuple):
     messages: int = 0
 
     def plus(self, other: Split) -> Split:
-        return Split(*(a + b for a, b in zip(self, other, strict=True)))
+        return Split(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
 
 class Lines:
-    """A file of JSON lines, flushed line by line; None writes nothing. Lines up to ``keep_steps`` of an earlier session stay."""
+    """A file of JSON lines, flushed line by line; None writes nothing.
+
+    Lines of an earlier session stay up to step ``keep_steps``.
+    """
 
     def __init__(self, path: Path | None, keep_steps: int = 0):
         self._file = None
         if path is not None:
             kept = [line for line in read_lines(path) if line["step"] <= keep_steps]
-            self._file = open(path, "w", encoding="utf-8")
+            self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
             for line in kept:
                 self.write(line)
 
@@ -83,7 +86,9 @@ class Metrics:
         self._began = now()
         self.session_steps = 0
         self._seen = (meter.bytes, meter.messages)
-        self._fresh()
+        self._loss, self._count = 0.0, 0
+        self._correct: int | None = 0
+        self._entered, self._aside = now(), 0.0
 
     @property
     def elapsed_s(self) -> float:
@@ -123,12 +128,12 @@ class Metrics:
         everyone = self.comm.allgather(mine) if self.lockstep else [mine]
         self.splits = [total.plus(part[0]) for total, part in zip(self.splits, everyone, strict=True)]
         count = sum(part[3] for part in everyone)
-        correct = [part[2] for part in everyone]
+        correct = [part[2] for part in everyone if part[2] is not None]
         line = {
             "step": step,
             "epoch": round(epoch, 4),
             "loss": sum(part[1] for part in everyone) / max(count, 1),
-            "accuracy": None if None in correct else sum(correct) / max(count, 1),
+            "accuracy": sum(correct) / max(count, 1) if len(correct) == len(everyone) else None,
             "rate": rate,
             "seconds": {
                 name: round(float(np.mean([getattr(part[0], name) for part in everyone])), 6)

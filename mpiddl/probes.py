@@ -64,7 +64,7 @@ def _shared_memory(name: str, comm: Any, env: Mapping[str, str], made: ExitStack
     from mpi4py import MPI
 
     node = _node(comm, made)
-    window = MPI.Win.Allocate_shared(8, 8, comm=node)
+    window: Any = MPI.Win.Allocate_shared(8, 8, comm=node)
     made.callback(window.Free)
     window.Lock_all()
     np.frombuffer(window, np.float64)[0] = node.rank + 1
@@ -84,7 +84,7 @@ def _one_sided(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) ->
     from mpi4py import MPI
 
     size, right = comm.size, (comm.rank + 1) % comm.size
-    window = MPI.Win.Allocate(3 * 8, 8, comm=comm)
+    window: Any = MPI.Win.Allocate(3 * 8, 8, comm=comm)
     made.callback(window.Free)
     memory = np.frombuffer(window, np.float64)  # put by the left neighbour, sum over ranks, next ticket
     window.Lock(comm.rank, MPI.LOCK_EXCLUSIVE)

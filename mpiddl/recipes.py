@@ -11,7 +11,8 @@ def make_model(job: Job, features: int, outputs: int, labels: bool) -> MLP:
     """The network that ``job`` names for rows of ``features`` numbers; ``labels`` says whether targets are classes."""
     hidden = job.hidden if job.model == "mlp" else ()
     loss = job.loss if job.loss != "auto" else ("cross-entropy" if labels else "squared-error")
-    return MLP((features, *hidden, outputs), activation=job.activation, loss=loss, initialisation=job.initialisation)
+    sizes = (features, *hidden, outputs)
+    return MLP(sizes, activation=job.activation, loss=loss, initialisation=job.initialisation)  # type: ignore[arg-type]
 
 
 def make_optimiser(job: Job) -> Optimiser:

@@ -1,54 +1,35 @@
-"""What a run stands on: settings agreed by all ranks, data opened and dealt, model built, kernels compiled, state to begin with."""
+"""What a run stands on: data opened and dealt, model built, kernels compiled, and the state to begin with."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mpiddl import checkpoint
 from mpiddl.checkpoint import Checkpoint
-from mpiddl.data import Data, ShardedRows, arrays_data, open_data, sorted_warning
+from mpiddl.data import Data, ShardedRows, Task, arrays_data, open_data, sorted_warning
 from mpiddl.data.draws import generator
 from mpiddl.errors import CheckpointError, UsageError
 from mpiddl.folder import Folder
-from mpiddl.job import FIELDS, Job, make_job
+from mpiddl.job import Job
 from mpiddl.layout import Layout, check_batch, shard_count
 from mpiddl.loop import Plan, State
 from mpiddl.memory import FlatBuffer
 from mpiddl.recipes import make_model, make_optimiser, make_schedule
-from mpiddl.strategies import Placement, Strategy, make_strategy
-from mpiddl.transport.agree import agreed, check_equal
+from mpiddl.request import Request, agreed_job, is_object, search_path
+from mpiddl.strategies import Placement, Strategy
+from mpiddl.transport.agree import agreed
 from mpiddl.version import __version__
 from mpiddl.warming import limited_threads, warm
 
 WEIGHTS = 16  # purpose of the generator that draws the initial weights (mpiddl.data.draws keeps 0 to 15)
-# Settings that may change when a run is continued. Any other makes it a different run.
-FREE_ON_RESUME = {"data", "epochs", "max_steps", "max_seconds", "target_accuracy", "keep", "checkpoint_every", "log_every",
-                  "threads", "strategy", "shards"}
-
-
-class Request(NamedTuple):
-    """What the caller of `mpiddl.train` asked for, as it came."""
-
-    model: Any
-    data: Any
-    test: Any
-    out: Path | None
-    resume: bool
-    overwrite: bool
-    quiet: bool
-    optimiser: Any
-    strategy: Any
-    settings: dict[str, Any]
-
-
 @dataclass(frozen=True)
 class Session:
     """Everything a run needs, ready; see `open_session`."""
@@ -74,14 +55,14 @@ class Session:
 @contextmanager
 def open_session(link: Any, control: Any, request: Request) -> Iterator[Session]:
     """Prepare a run on all ranks, or raise the same error on all of them. Collective."""
-    folder, earlier, job, strategy = _agreed_job(control, request)
+    folder, earlier, job, strategy = agreed_job(control, request)
     with agreed(control):
         if folder and control.rank == 0:
             folder.prepare(request.resume, request.overwrite)
     with agreed(control):
         data = _open_data(job, request)
         model = _model(job, data, request)
-        optimiser = request.optimiser if _is_object(request.optimiser) else make_optimiser(job)
+        optimiser = request.optimiser if is_object(request.optimiser) else make_optimiser(job)
         layout = _layout(job, data, link.size, earlier)
         placement = strategy.placement(layout.shards, link.rank, link.size)
         rows = ShardedRows(data.train, layout, placement.shards, job.seed, job.dtype)
@@ -98,7 +79,7 @@ def open_session(link: Any, control: Any, request: Request) -> Iterator[Session]
 
 def dry_run(control: Any, request: Request) -> str:
     """Everything `open_session` would check but the rows themselves, and what it would do, as lines of text. Collective."""
-    _, earlier, job, strategy = _agreed_job(control, request)
+    _, earlier, job, strategy = agreed_job(control, request)
     with agreed(control):
         data = _open_data(job, request)
         layout = _layout(job, data, control.size, earlier)
@@ -123,11 +104,6 @@ def dry_run(control: Any, request: Request) -> str:
     return "\n".join(lines) + "\n"
 
 
-def search_path(env: Mapping[str, str]) -> list[Path]:
-    """The folders that MPIDDL_DATA names."""
-    return [Path(folder) for folder in env.get("MPIDDL_DATA", "").split(os.pathsep) if folder]
-
-
 def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Checkpoint | None]:
     """Where the run begins: fresh weights drawn from the seed, or the newest checkpoint. Collective."""
     job, model = session.job, session.model
@@ -144,28 +120,8 @@ def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Ch
     return state, loaded
 
 
-def _agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | None, Job, Strategy]:
-    """The settings that every rank was given, and what follows from them alone. Collective."""
-    with agreed(control):
-        folder, earlier, settings = _settings(request)
-        job = make_job(settings)
-        strategy = make_strategy(request.strategy if isinstance(request.strategy, Strategy) else job.strategy)
-        strategy.check(control.size)
-        _check_members("model", request.model, ("shapes", "init", "gradient", "predict"))
-        _check_members("optimiser", request.optimiser, ("init", "update"))
-    check_equal(control, "settings", _fingerprint(job, strategy, request))
-    return folder, earlier, job, strategy
-
-
-def _check_members(argument: str, value: Any, wanted: tuple[str, ...]) -> None:
-    missing = [name for name in wanted if _is_object(value) and not hasattr(value, name)]
-    if missing:
-        raise UsageError(f"{argument}: got {type(value).__name__} without {', '.join(missing)}, wanted a name or an object with "
-                         f"{', '.join(wanted)}")
-
-
 def _model(job: Job, data: Data, request: Request) -> Any:
-    if _is_object(request.model):
+    if is_object(request.model):
         return request.model
     return make_model(job, data.features, data.outputs, data.classes is not None)
 
@@ -177,52 +133,9 @@ def _plan(job: Job, placement: Placement, rows: Any, layout: Layout) -> Plan:
     return Plan(placement, rows, layout.batch_rows, layout.steps_per_epoch, steps, schedule, job.clip)
 
 
-def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, Any]]:
-    """The run's folder, the checkpoint to go on from, and the settings: the earlier run's, overruled by the caller's."""
-    settings = dict(request.settings)
-    for name in ("model", "data", "optimiser", "strategy"):
-        if isinstance(value := getattr(request, name), (str, Path)):
-            settings[name] = str(value)
-    if request.out is None:
-        if request.resume or request.overwrite:
-            raise UsageError("resume, overwrite: got one of them without a folder, wanted out (--out DIR) beside it")
-        return None, None, settings
-    if request.resume and request.overwrite:
-        raise UsageError("resume, overwrite: got both, wanted one of them")
-    folder = Folder(request.out)
-    if not (request.resume and folder.has_checkpoint()):
-        return folder, None, settings
-    earlier = checkpoint.find(folder.path)
-    before = checkpoint.load_manifest(earlier).get("job", {})
-    for name, value in make_job(settings).as_dict().items():
-        if name in settings and name not in FREE_ON_RESUME and name in before and before[name] != value:
-            raise UsageError(
-                f"{name}: got {value!r}, the run in {folder.path} was started with {before[name]!r}; wanted the same, or another "
-                "folder for another run"
-            )
-    return folder, earlier, {**{name: value for name, value in before.items() if name in FIELDS}, **settings}
-
-
-def _is_object(value: Any) -> bool:
-    return value is not None and not isinstance(value, str)
-
-
-def _fingerprint(job: Job, strategy: Strategy, request: Request) -> dict[str, Any]:
-    """What has to be the same on every rank."""
-    model = request.model
-    return {
-        **job.as_dict(),
-        "strategy object": repr(strategy) if type(strategy).__repr__ is not object.__repr__ else type(strategy).__name__,
-        "model object": dict(model.shapes) if _is_object(model) else None,
-        "out": str(request.out),
-        "resume": request.resume,
-        "overwrite": request.overwrite,
-        "mpiddl": __version__,
-    }
-
-
 def _open_data(job: Job, request: Request) -> Data:
-    task = None if job.loss == "auto" else ("classification" if job.loss == "cross-entropy" else "regression")
+    tasks: dict[str, Task | None] = {"auto": None, "cross-entropy": "classification", "squared-error": "regression"}
+    task = tasks[job.loss]
     if isinstance(request.data, Data):
         return request.data
     if isinstance(request.data, tuple):

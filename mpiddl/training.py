@@ -16,7 +16,8 @@ from mpiddl.folder import Folder
 from mpiddl.loop import State, loop
 from mpiddl.metrics import Lines, Metrics, Split
 from mpiddl.prediction import outputs
-from mpiddl.session import Request, Session, dry_run, open_session, starting_state
+from mpiddl.request import Request
+from mpiddl.session import Session, dry_run, open_session, starting_state
 from mpiddl.transport.align import clock_offset
 from mpiddl.transport.base import BYTES_BASIS
 from mpiddl.transport.mpi import connect, failing_together

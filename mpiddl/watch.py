@@ -1,7 +1,7 @@
 """What happens between steps: lines of metrics, validation, checkpoints, and the decision to end.
 
-Ranks in lockstep decide together; where they are not, each rank writes its own lines and looks at its own clock, and nothing here
-communicates.
+Ranks in lockstep decide together; where they are not, each rank writes its own lines and looks at its own clock, and
+nothing here communicates.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ class Watch:
 
     def _check_replicas(self, state: State) -> None:
         """Raise a `MismatchError` on every rank if ranks that should hold the same bits do not. Collective."""
-        mine = zlib.crc32(state.params.flat)
+        mine = zlib.crc32(state.params.flat.data)
         for moment in state.moments.values():
-            mine = zlib.crc32(moment, mine)
+            mine = zlib.crc32(moment.data, mine)
         everyone = self.comm.allgather(mine)
         odd = [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
         if odd:

@@ -22,6 +22,8 @@ LIMIT_S = 60.0
 # A command has so much less time than its test, so that its output is seen before the alarm rings.
 HEADROOM_S = 8.0
 
+ORDERLY = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+
 ALARM = pytest.StashKey[Alarm]()
 OUTCOMES = pytest.StashKey[Outcomes]()
 
@@ -109,18 +111,23 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 class Record:
-    """Writes outcomes as they come, so that those before an abort are not lost."""
+    """Writes outcomes as they come, so that those before an abort are not lost.
+
+    The file is open from first to last: a test may have replaced ``open`` by the time its outcome is written.
+    """
 
     def __init__(self, config: pytest.Config):
         self.config = config
+        self.file = open(config.option.record, "a", buffering=1)  # noqa: SIM115
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         category = self.config.hook.pytest_report_teststatus(report=report, config=self.config)[0]
         if category:
             self._write(category, report.nodeid, report.longrepr)
 
-    def pytest_sessionfinish(self) -> None:
-        self._write("end")
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if exitstatus in ORDERLY:
+            self._write("end")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -129,8 +136,7 @@ class Record:
     def _write(self, category: str, nodeid: str = "", trouble: Any = None) -> None:
         crash = getattr(trouble, "reprcrash", None)
         reason = crash.message.partition("\n")[0] if crash else ""
-        with open(self.config.option.record, "a") as file:
-            print(json.dumps([category, nodeid, reason]), file=file)
+        print(json.dumps([category, nodeid, reason]), file=self.file)
 
 
 @pytest.fixture

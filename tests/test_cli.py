@@ -37,7 +37,7 @@ def test_train_evaluate_predict_on_several_ranks(mpirun, tmp_path):
 
     predicted = mpirun(2, "mpiddl", "predict", run, "digits", "-o", tmp_path / "classes.npy")
     assert predicted.returncode == 0, predicted.stderr
-    x, y = open_data("digits").test.read([range(360)])[0]
+    _, y = open_data("digits").test.read([range(360)])[0]
     assert np.mean(np.load(tmp_path / "classes.npy") == y) == pytest.approx(summary["test_accuracy"])
 
 

@@ -183,9 +183,7 @@ def test_little_space_is_worth_a_note(monkeypatch):
         ),
         (
             [Finding("versions", True, "1"), Finding("versions", True, "2"), Finding("versions", True, "2")],
-            Finding(
-                "versions", False, "1 (rank 0); 2 (ranks 1-2)", "start every rank in the same environment"
-            ),
+            Finding("versions", False, "1 (rank 0); 2 (ranks 1-2)", "start every rank in the same environment"),
         ),
     ],
     ids=["agree", "worst", "must agree"],
@@ -194,9 +192,7 @@ def test_one_finding_for_all_ranks(findings, wanted):
     assert worst(findings) == wanted
 
 
-@pytest.mark.parametrize(
-    ("ranks", "words"), [([3], "rank 3"), ([0, 1], "ranks 0-1"), ([0, 2, 3, 4, 9], "ranks 0,2-4,9")]
-)
+@pytest.mark.parametrize(("ranks", "words"), [([3], "rank 3"), ([0, 1], "ranks 0-1"), ([0, 2, 3, 4, 9], "ranks 0,2-4,9")])
 def test_ranks_in_words(ranks, words):
     assert spell(ranks) == words
 

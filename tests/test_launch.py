@@ -123,9 +123,7 @@ def test_promise_of_the_innermost_launcher(env, wanted):
     [("2(x3),1", 0, 2), ("2(x3),1", 2, 2), ("2(x3),1", 3, 1), ("4", 0, 4), ("2(x2)", 5, None), ("", 0, None)],
 )
 def test_tasks_of_a_node(layout, node, tasks):
-    assert (
-        promise(STEP | {"SLURM_STEP_TASKS_PER_NODE": layout, "SLURM_NODEID": str(node)}).local_size == tasks
-    )
+    assert promise(STEP | {"SLURM_STEP_TASKS_PER_NODE": layout, "SLURM_NODEID": str(node)}).local_size == tasks
 
 
 @pytest.mark.parametrize(

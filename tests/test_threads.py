@@ -116,9 +116,7 @@ def test_cores_of_a_node_are_the_union_within_the_quota(masks, quotas, wanted):
     assert node_cores([Cores(frozenset(m), q) for m, q in zip(masks, quotas, strict=True)]) == wanted
 
 
-@pytest.mark.parametrize(
-    ("cores", "ranks", "share"), [(16, 4, 4), (16, 3, 5), (2, 4, 1), (1, 1, 1), (7, 1, 7)]
-)
+@pytest.mark.parametrize(("cores", "ranks", "share"), [(16, 4, 4), (16, 3, 5), (2, 4, 1), (1, 1, 1), (7, 1, 7)])
 def test_share_of_the_cores(cores, ranks, share):
     assert threads_per_rank(cores, ranks)[:2] == (share, share)
 

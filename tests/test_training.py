@@ -127,7 +127,7 @@ def test_ragged_last_batches(rows):
 class Line:
     """The smallest model a user may write: one number, squared error, no optional member."""
 
-    shapes = {"a": (1,)}
+    shapes = {"a": (1,)}  # noqa: RUF012
 
     def init(self, params, rng):
         params["a"][:] = rng.standard_normal()
@@ -176,8 +176,8 @@ def test_time_and_accuracy_end_a_run_early():
 
 
 def test_clipping_bounds_a_step():
-    before, after = (on(2, "mlp", "digits", epochs=1, max_steps=steps, clip=1e-3, rate=1.0, optimiser="sgd", schedule="constant")
-                     for steps in (1, 2))
+    job = {"epochs": 1, "clip": 1e-3, "rate": 1.0, "optimiser": "sgd", "schedule": "constant"}
+    before, after = (on(2, "mlp", "digits", max_steps=steps, **job) for steps in (1, 2))
     assert 0 < np.linalg.norm(weights(after) - weights(before)) < 1.001e-3
 
 

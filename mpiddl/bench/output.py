@@ -1,7 +1,8 @@
 """How every ``mpiddl bench`` shows and keeps its rows.
 
-A row has at least ``case``, ``contender``, ``baseline``, ``seconds``, ``baseline_seconds`` (medians) and ``ratio`` (baseline over ours:
-above 1 is faster), and ``size_bytes`` where a message size is meant. A file holds ``{"environment": {...}, "rows": [...]}``.
+A row has at least ``case``, ``contender``, ``baseline``, ``seconds``, ``baseline_seconds`` (medians) and ``ratio``
+(baseline over ours: above 1 is faster), and ``size_bytes`` where a message size is meant. A file holds
+``{"environment": {...}, "rows": [...]}``.
 """
 
 from __future__ import annotations

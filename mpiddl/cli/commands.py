@@ -40,7 +40,7 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
 def _option(field: dataclasses.Field[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     kind, choices = type(field.default), field.metadata["choices"]
     flag = "--" + field.name.replace("_", "-")
-    default = ",".join(map(str, field.default)) if kind is tuple else field.default
+    default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
     text = f"{field.metadata['text']}.  [default: {default}]"
     if kind is tuple:
         return click.option(flag, callback=_numbers, metavar="N,N,...", help=text)
@@ -83,7 +83,7 @@ def train(job_file: Path | None, out: Path | None, resume: bool, overwrite: bool
 
     settings = read_job_file(job_file) if job_file else {}
     settings |= {name: value for name, value in flags.items() if value is not None}
-    options = {"out": out, "resume": resume, "overwrite": overwrite, "quiet": quiet}
+    options: dict[str, Any] = {"out": out, "resume": resume, "overwrite": overwrite, "quiet": quiet}
     if dry_run:
         click.echo(training.describe(**options, **settings), nl=False)
     else:
@@ -117,8 +117,8 @@ def evaluate(run: Path, data: str | None, as_json: bool) -> None:
 def predict(run: Path, rows: str, output: Path, raw: bool) -> None:
     """Apply a trained model to rows, each rank to its share.
 
-    RUN is a run's or a checkpoint's folder. ROWS is a .npy file of shape (n, features), or a data set, whose test rows are taken.
-    OUTPUT gets one entry a row, in order.
+    RUN is a run's or a checkpoint's folder. ROWS is a .npy file of shape (n, features), or a data set, whose test rows
+    are taken. OUTPUT gets one entry a row, in order.
     """
     from mpiddl.inference import predict_run
 
@@ -145,7 +145,7 @@ def bench() -> None:
 
 
 @bench.command()
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Also write the environment and the rows to FILE.", metavar="FILE")
+@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
 @click.option("--threads", default=1, show_default=True, help="Threads for every contender.")
 @click.option("--seconds", default=8.0, show_default=True, help="Time for each case.")
 def step(path: Path | None, threads: int, seconds: float) -> None:

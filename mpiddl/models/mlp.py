@@ -191,6 +191,6 @@ class MLP:
         return Score(loss, correct), outputs
 
 
-def Softmax(inputs: int, classes: int, initialisation: Literal["he", "glorot"] = "glorot") -> MLP:  # noqa: N802
+def Softmax(inputs: int, classes: int, initialisation: Literal["he", "glorot"] = "glorot") -> MLP:
     """Softmax regression: an `MLP` without a hidden layer."""
     return MLP((inputs, classes), initialisation=initialisation)

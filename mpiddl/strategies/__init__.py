@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from typing import Any
 
 from mpiddl.errors import UsageError
 from mpiddl.strategies.allreduce import AllReduce
@@ -72,7 +73,7 @@ def _parameters(name: str, tail: str) -> dict[str, object]:
         if key not in fields or not equals:
             known = ", ".join(f"{f.name}={f.default}" for f in fields.values()) or "no parameters"
             raise UsageError(f"strategy {name}: got {item!r}, wanted {known}")
-        kind = type(fields[key].default)
+        kind: Any = type(fields[key].default)
         try:
             values[key] = kind(text)
         except ValueError:

@@ -27,6 +27,7 @@ loop, whatever the steps of the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +48,8 @@ class Placement(NamedTuple):
     serves: int = 0
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Step:
     """Where the loop stands; the counts are what a gradient sum has to be divided by to be a mean.
 
     index : steps this rank has done before this one.
@@ -83,7 +85,8 @@ class Replica:
             raise AttributeError("replica.params: got another array; change it in place, replica.params[:] = ...")
 
 
-class Combined(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Combined:
     """What `combine` makes of a gradient.
 
     grad : the sum of per-sample gradients that the local update takes, shape (n,).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,13 @@ class Chain(Strategy):
         return [first, *state[1:]]
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        count, states, stop = step.count, [], False
-        for member, its_state in zip(self.members, state, strict=True):
-            grad, count, its_state, its_stop = member.combine(comm, its_state, grad, replica, step._replace(count=count))
-            states.append(its_state)
-            stop = stop or its_stop
-        return Combined(grad, count, states, stop)
+        states, stop = [], False
+        for member, its in zip(self.members, state, strict=True):
+            combined = member.combine(comm, its, grad, replica, step)
+            grad, step = combined.grad, replace(step, count=combined.count)
+            states.append(combined.state)
+            stop = stop or combined.stop
+        return Combined(grad, step.count, states, stop)
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
         return [member.mix(comm, its, replica, step) for member, its in zip(self.members, state, strict=True)]

@@ -41,7 +41,7 @@ def _raise_first(outcomes: list[tuple[str, str] | None]) -> None:
     failed = [rank for rank, outcome in enumerate(outcomes) if outcome is not None]
     if not failed:
         return
-    kind, words = next((outcome for outcome in outcomes if outcome is not None))
+    kind, words = next(outcome for outcome in outcomes if outcome is not None)
     if not kind:
         raise CommError(f"rank {failed[0]} failed: {words}")
     same = [rank for rank in failed if outcomes[rank] == outcomes[failed[0]]]

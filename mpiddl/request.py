@@ -1,0 +1,107 @@
+"""What the caller of a run asked for, and the settings that follow: resolved, and the same on every rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpiddl import checkpoint
+from mpiddl.errors import UsageError
+from mpiddl.folder import Folder
+from mpiddl.job import FIELDS, Job, make_job
+from mpiddl.strategies import Strategy, make_strategy
+from mpiddl.transport.agree import agreed, check_equal
+from mpiddl.version import __version__
+
+# Settings that may change when a run is continued. Any other makes it a different run.
+FREE_ON_RESUME = {"data", "epochs", "max_steps", "max_seconds", "target_accuracy", "keep", "checkpoint_every", "log_every",
+                  "threads", "strategy", "shards"}
+
+
+class Request(NamedTuple):
+    """What the caller of `mpiddl.train` asked for, as it came."""
+
+    model: Any
+    data: Any
+    test: Any
+    out: Path | None
+    resume: bool
+    overwrite: bool
+    quiet: bool
+    optimiser: Any
+    strategy: Any
+    settings: dict[str, Any]
+
+
+def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | None, Job, Strategy]:
+    """The settings that every rank was given, and what follows from them alone. Collective."""
+    with agreed(control):
+        folder, earlier, settings = _settings(request)
+        job = make_job(settings)
+        strategy = make_strategy(request.strategy if is_object(request.strategy) else job.strategy)
+        strategy.check(control.size)
+        _check_members("model", request.model, ("shapes", "init", "gradient", "predict"))
+        _check_members("optimiser", request.optimiser, ("init", "update"))
+    check_equal(control, "settings", _fingerprint(job, strategy, request))
+    return folder, earlier, job, strategy
+
+
+def _check_members(argument: str, value: Any, wanted: tuple[str, ...]) -> None:
+    missing = [name for name in wanted if is_object(value) and not hasattr(value, name)]
+    if missing:
+        raise UsageError(
+            f"{argument}: got {type(value).__name__} without {', '.join(missing)}, "
+            f"wanted a name or an object with {', '.join(wanted)}"
+        )
+
+
+def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, Any]]:
+    """The run's folder, the checkpoint to go on from, and the settings: the earlier run's, overruled by the caller's."""
+    settings = dict(request.settings)
+    for name in ("model", "data", "optimiser", "strategy"):
+        if isinstance(value := getattr(request, name), (str, Path)):
+            settings[name] = str(value)
+    if request.out is None:
+        if request.resume or request.overwrite:
+            raise UsageError("resume, overwrite: got one of them without a folder, wanted out (--out DIR) beside it")
+        return None, None, settings
+    if request.resume and request.overwrite:
+        raise UsageError("resume, overwrite: got both, wanted one of them")
+    folder = Folder(request.out)
+    if not (request.resume and folder.has_checkpoint()):
+        return folder, None, settings
+    earlier = checkpoint.find(folder.path)
+    before = checkpoint.load_manifest(earlier).get("job", {})
+    for name, value in make_job(settings).as_dict().items():
+        if name in settings and name not in FREE_ON_RESUME and name in before and before[name] != value:
+            raise UsageError(
+                f"{name}: got {value!r}, the run in {folder.path} was started with {before[name]!r}; wanted the same, "
+                "or another folder for another run"
+            )
+    return folder, earlier, {**{name: value for name, value in before.items() if name in FIELDS}, **settings}
+
+
+def is_object(value: Any) -> bool:
+    """Whether a caller gave an object of its own where a name could stand."""
+    return value is not None and not isinstance(value, str)
+
+
+def _fingerprint(job: Job, strategy: Strategy, request: Request) -> dict[str, Any]:
+    """What has to be the same on every rank."""
+    model = request.model
+    return {
+        **job.as_dict(),
+        "strategy object": repr(strategy) if type(strategy).__repr__ is not object.__repr__ else type(strategy).__name__,
+        "model object": dict(model.shapes) if is_object(model) else None,
+        "out": str(request.out),
+        "resume": request.resume,
+        "overwrite": request.overwrite,
+        "mpiddl": __version__,
+    }
+
+
+def search_path(env: Mapping[str, str]) -> list[Path]:
+    """The folders that MPIDDL_DATA names."""
+    return [Path(folder) for folder in env.get("MPIDDL_DATA", "").split(os.pathsep) if folder]
