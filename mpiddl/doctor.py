@@ -17,13 +17,13 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 from mpiddl import launch, probes
 from mpiddl.finding import Finding, show, worst
+from mpiddl.transport.start import initialise, load_mpi
 from mpiddl.version import __version__
 
 __all__ = ["Alarm", "Finding", "examine", "run", "show"]
@@ -120,10 +120,10 @@ def _start(env: Mapping[str, str], limit_s: float) -> tuple[Any, list[Finding]]:
     made = launch.promise(env)
     announced = f"{made.words} announced {made.size} ranks" if made.source else "none: one process alone"
     try:
-        MPI = _load()
+        MPI = load_mpi()
         version = MPI.Get_library_version()
     except Exception as error:
-        missing = Finding("MPI library", False, "none could be loaded", launch.no_mpi_message(error))
+        missing = Finding("MPI library", False, "none could be loaded", str(error))
         return None, [missing, Finding("launcher", None, announced, "find an MPI library first")]
     standard = "{}.{}".format(*MPI.Get_version())
     library = Finding("MPI library", True, f"{launch.library(version)[1]}, MPI {standard}")
@@ -136,17 +136,6 @@ def _start(env: Mapping[str, str], limit_s: float) -> tuple[Any, list[Finding]]:
     return MPI.COMM_WORLD, [library, Finding("launcher", not trouble, *(trouble or (came,)))]
 
 
-def _load() -> Any:
-    """``mpi4py.MPI``, not yet initialised unless it was before: MPI_Init may end the process."""
-    import mpi4py
-
-    if "mpi4py.MPI" not in sys.modules:
-        mpi4py.rc(initialize=False, finalize=True)
-    from mpi4py import MPI
-
-    return MPI
-
-
 def _mpi_init_waits_for_every_rank(MPI: Any, limit_s: float) -> None:
     """MPI_Init, which does not return on a broken fabric or if a rank is missing.
 
@@ -156,9 +145,7 @@ def _mpi_init_waits_for_every_rank(MPI: Any, limit_s: float) -> None:
     if MPI.Is_initialized():
         return
     faulthandler.dump_traceback_later(limit_s, exit=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # mpi4py guesses at a foreign launcher, which is known better here
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    initialise(MPI)
     faulthandler.cancel_dump_traceback_later()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from mpiddl import terminal
 from mpiddl.clock import now
 from mpiddl.metrics import Split
 
@@ -30,7 +31,8 @@ def progress(rank: int, steps: int, first: int, quiet: bool) -> Progress:
     """The progress display of a rank: none off rank 0, a bar on a terminal, plain lines elsewhere."""
     if rank or quiet:
         return Silence()
-    return Bar(steps, first) if sys.stderr.isatty() else PlainLines(steps)
+    width = terminal.columns()
+    return Bar(steps, first, width) if width else PlainLines(steps)
 
 
 class Silence:
@@ -67,13 +69,15 @@ class PlainLines:
 class Bar:
     """One bar for the whole run, with the newest figures behind it."""
 
-    def __init__(self, steps: int, first: int):
+    def __init__(self, steps: int, first: int, width: int):
+        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn(),
                    TextColumn("{task.description}"))
-        self._bar = RichProgress(*columns, console=_console(stderr=True))
+        console = Console(stderr=True, force_terminal=True, width=width)
+        self._bar = RichProgress(*columns, console=console)
         self._task = self._bar.add_task("", total=steps, completed=first)
         self._validation = ""
         self._bar.start()
@@ -157,8 +161,8 @@ def plot_curves(path: Path, lines: Sequence[Mapping[str, Any]]) -> bool:
     return True
 
 
-def _console(stderr: bool = False) -> Any:
+def _console() -> Any:
     """A console without colours: under mpiexec standard output may be a terminal whose other end is a file."""
     from rich.console import Console
 
-    return Console(stderr=stderr) if stderr else Console(color_system=None, width=100)
+    return Console(color_system=None, width=100)

@@ -16,13 +16,14 @@ cli
 bench
 training inference doctor
 session watch probes
+request
 prediction loop evaluation
 checkpoint recipes warming report folder
 metrics job
 strategies
 models optim data
 transport
-memory layout clock threads launch finding
+memory layout clock threads launch finding terminal
 errors version
 kernels
 """

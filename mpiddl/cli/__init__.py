@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn
@@ -50,8 +51,10 @@ def _agree(error: Exception) -> None:
     from mpiddl.transport.mpi import connect
 
     try:
-        link = connect()
-    except MpiddlError:  # no MPI library: every rank is on its own, and rank 0 speaks
+        link = connect(env=os.environ)
+    except MpiddlError:  # no common world: every process is on its own, and the one promised rank 0 speaks
+        if launch.promise(os.environ).rank:
+            time.sleep(1.0)  # a launcher kills all once one has left with an error
         return
     link.fail(error)
 

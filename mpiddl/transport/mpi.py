@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl import launch
 from mpiddl.clock import now
 from mpiddl.errors import CommError, MpiddlError
 from mpiddl.transport.base import (
@@ -29,18 +28,10 @@ from mpiddl.transport.base import (
     allreduce_bytes,
     bcast_bytes,
 )
+from mpiddl.transport.start import load_mpi, start_mpi
 
 # How long a failing rank waits for the others to fail too before it calls its failure a lone one and ends the job.
 GRACE_S = 3.0
-
-
-def load_mpi() -> Any:
-    """``mpi4py.MPI``, or a `CommError` that says where to get an MPI library."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise CommError(launch.no_mpi_message(error)) from None
-    return MPI
 
 
 def connect(comm: Any = None, env: Any = None) -> Any:
@@ -70,13 +61,8 @@ def connect(comm: Any = None, env: Any = None) -> Any:
     """
     if comm is not None and hasattr(comm, "meter"):
         return comm.Dup()
-    MPI = load_mpi()
-    if comm is None:
-        comm = MPI.COMM_WORLD
-        if env is not None:
-            trouble = launch.check(launch.promise(env), comm.size, MPI.Get_library_version())
-            if trouble:
-                raise CommError(trouble)
+    MPI = load_mpi() if comm is not None else start_mpi(env or {})
+    comm = MPI.COMM_WORLD if comm is None else comm
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise CommError(f"comm: got {type(comm).__name__}, wanted an mpi4py intra-communicator or None for COMM_WORLD")
     return MpiComm(comm.Dup())

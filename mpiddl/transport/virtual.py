@@ -49,9 +49,9 @@ def run(size: int, program: Callable[[VirtualComm], Any]) -> list[Any]:
     >>> def program(comm):
     ...     total = np.array([float(comm.rank)])
     ...     comm.Allreduce(IN_PLACE, total)
-    ...     return total[0]
+    ...     return total.tolist()
     >>> run(4, program)
-    [6.0, 6.0, 6.0, 6.0]
+    [[6.0], [6.0], [6.0], [6.0]]
     """
     world = _World(size)
     results: list[Any] = [None] * size

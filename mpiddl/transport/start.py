@@ -1,0 +1,59 @@
+"""Starting MPI: the library is looked at before ``MPI_Init`` is called, which may end the process and name no remedy."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from mpiddl import launch
+from mpiddl.errors import CommError
+
+
+def load_mpi() -> Any:
+    """``mpi4py.MPI``, not yet initialised unless it was before.
+
+    Raises
+    ------
+    CommError
+        If no MPI library can be loaded; the message says where to get one.
+    """
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc(initialize=False, finalize=True)
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise CommError(launch.no_mpi_message(error)) from None
+    return MPI
+
+
+def start_mpi(env: Mapping[str, str]) -> Any:
+    """``mpi4py.MPI``, initialised with the highest thread level there is; the ranks that the launcher promised have come.
+
+    Raises
+    ------
+    CommError
+        No MPI library; one that does not understand the launcher in ``env``; ranks that each believe to be alone.
+    """
+    MPI = load_mpi()
+    promise, version = launch.promise(env), MPI.Get_library_version()
+    if not MPI.Is_initialized():
+        _refuse(launch.check(promise, None, version))
+        initialise(MPI)
+    _refuse(launch.check(promise, MPI.COMM_WORLD.size, version))
+    return MPI
+
+
+def initialise(MPI: Any) -> None:
+    """``MPI_Init_thread``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # mpi4py guesses at a foreign launcher, which is known better here
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+
+
+def _refuse(trouble: str | None) -> None:
+    if trouble:
+        raise CommError(trouble)
