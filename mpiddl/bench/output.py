@@ -42,20 +42,24 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         raise UsageError(f"json: {path}: {error.strerror}; wanted a file that can be written") from None
 
 
-def show(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the rows as a table on standard output."""
+def show(title: str, rows: Sequence[Mapping[str, Any]], more: Sequence[str] = ()) -> None:
+    """Print the rows as a table on standard output; ``more`` names further columns."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
     for name in ("case", "contender", "baseline"):
         table.add_column(name)
-    for name in ("ms", "baseline ms", "ratio"):
+    for name in ("ms", "baseline ms", "ratio", *more):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(row["case"], row["contender"], row["baseline"], f"{row['seconds'] * 1e3:.3f}",
-                      f"{row['baseline_seconds'] * 1e3:.3f}", f"{row['ratio']:.2f}")
-    Console(width=None if os.isatty(1) else 110).print(table)
+                      f"{row['baseline_seconds'] * 1e3:.3f}", f"{row['ratio']:.2f}", *(_cell(row[name]) for name in more))
+    Console(color_system=None, width=128).print(table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _version(package: str) -> str | None:

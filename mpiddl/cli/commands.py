@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -156,4 +157,21 @@ def step(path: Path | None, threads: int, seconds: float) -> None:
     rows = module.run(threads=threads, seconds=seconds)
     show("step", rows)
     if path:
+        write(path, rows)
+
+
+@bench.command()
+@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
+@click.option("--data", default="digits", show_default=True, metavar="NAME", help="Data set.")
+@click.option("--hidden", default="64", show_default=True, callback=_numbers, metavar="N,N,...", help="Widths.")
+@click.option("--steps", default=100, show_default=True, help="Training steps.")
+def agreement(path: Path | None, data: str, hidden: tuple[int, ...], steps: int) -> None:
+    """How far the weights are apart that 1, 2, 4, ... ranks reach; start it under mpiexec."""
+    from mpiddl.bench import agreement as module
+    from mpiddl.bench.output import show, write
+
+    rows = module.run(os.environ, data, hidden, steps, ("float32", "float64"))
+    if rows:
+        show("agreement", rows, ("distance", "same_bits"))
+    if rows and path:
         write(path, rows)
