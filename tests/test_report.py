@@ -1,0 +1,87 @@
+"""What a person sees: a bar on a terminal, also through a launcher's pipe; plain lines elsewhere; one table; plots."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+from harness import jobs
+
+from mpiddl import report
+from mpiddl.folder import Folder
+from mpiddl.metrics import Split
+
+LINE = {"step": 5, "epoch": 0.5, "loss": 1.25, "accuracy": 0.5, "rate": 0.1, "elapsed": 1.0, "bytes": 10}
+VALIDATION = {"step": 10, "epoch": 1.0, "validation_loss": 0.7, "validation_accuracy": 0.75, "elapsed": 2.0, "bytes": 20}
+SUMMARY = {"test_accuracy": 0.875, "test_loss": 0.5, "test_rows": 100, "steps": 10, "seconds": 2.0, "ended": "", "ranks": 2,
+           "strategy": "AllReduce()", "mpi": "MPI X"}
+
+
+def seen_on_a_terminal(words, env, columns=90):
+    """Run a command with standard error on a terminal of our own; return what that terminal was sent."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    seen = b""
+    with jobs.started(words, env, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+        os.close(theirs)
+        while True:
+            try:
+                seen += os.read(ours, 65536)
+            except OSError:  # the last one who had it open has gone
+                break
+        process.wait(20)
+    os.close(ours)
+    return seen.decode()
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_bar_on_a_terminal(ranks):
+    env = jobs.environment(sys.executable) | {"TERM": "xterm"}
+    words = ["mpiddl", "train", "--epochs", "3"]
+    words = [sys.executable, "-m", *words] if ranks is None else jobs.mpi_command(ranks, words, env)
+    seen = seen_on_a_terminal(words, env)
+    assert "━" in seen and "63/63" in seen and "validation" in seen
+
+
+def test_plain_lines_elsewhere(capsys, monkeypatch):
+    monkeypatch.setattr(report.terminal, "columns", lambda: None)
+    shown = report.progress(rank=0, steps=20, first=0, quiet=False)
+    shown.show(LINE)
+    shown.show(VALIDATION)
+    shown.close()
+    assert capsys.readouterr().err == "step 5/20  epoch 0.5  loss 1.2500  accuracy 0.5000  validation 0.7500\n"
+
+
+@pytest.mark.parametrize(("rank", "quiet"), [(1, False), (0, True)])
+def test_nothing_elsewhere(capsys, rank, quiet):
+    shown = report.progress(rank, 20, 0, quiet)
+    shown.show(LINE)
+    shown.say("x")
+    shown.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_table_names_the_slowest_rank(capsys):
+    report.show_summary(SUMMARY, [Split(1.0, 0.5, 0.5, 1_000_000, 3), Split(3.0, 0.5, 0.0, 2_000_000, 3)])
+    out = capsys.readouterr().out
+    assert out.startswith("\ntest accuracy 87.50%, test loss 0.5000 over 100 rows, 10 steps, 2.0 s\n")
+    assert "slowest, rank 1" in out and "1.50" in out and "3.000" in out
+
+
+@pytest.mark.parametrize(("change", "text"), [({"ended": "5 s are over"}, "ended early: 5 s are over"),
+                                              ({"test_accuracy": None, "test_loss": None}, "no test rows")])
+def test_the_headline_tells_what_is_special(change, text):
+    assert text in report.headline({**SUMMARY, **change})
+
+
+def test_plots_without_accuracy(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: no plots")
+    folder = Folder(tmp_path)
+    assert report.plot_curves(folder.curves, [{**LINE, "accuracy": None}, {**VALIDATION, "validation_accuracy": None}])
+    assert folder.curves.stat().st_size > 10_000
