@@ -120,6 +120,9 @@ class Record:
         self.config = config
         self.file = open(config.option.record, "a", buffering=1)  # noqa: SIM115
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write("started", nodeid)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         category = self.config.hook.pytest_report_teststatus(report=report, config=self.config)[0]
         if category:

@@ -5,19 +5,22 @@
     python tests/run.py --mpi openmpi=/my/venv/bin/python      with an environment of your own
 
 A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
-those with the mpi mark. All parts share one cache of compiled kernels; the first, a single process, fills it.
+those with the mpi mark. First of all a single process fills the cache of compiled kernels that all parts share.
+The parts on one rank, which are many small processes, run side by side; the others have the cores to themselves.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from harness import jobs
 
@@ -25,72 +28,114 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "tests"
 PYTHONS = {"openmpi": ROOT / ".venv" / "bin" / "python", "mpich": ROOT / ".venv-mpich" / "bin" / "python"}
 
-NOTHING_FAILED = (0, 5)  # pytest's exit codes for: all passed, nothing to run
-PASSED, SKIPPED, END = ("passed", "xfailed"), ("skipped",), ("end",)  # kinds of records
+NOTHING_FAILED = ("exit code 0", "exit code 5")  # pytest's: all passed, nothing to run
+PASSED, FAILED, SKIPPED = ("passed", "xfailed"), ("failed", "error", "xpassed"), ("skipped",)
 COLUMNS = "{:<20} {:>7} {:>7} {:>8} {:>8}"
 
 
-class Part(NamedTuple):
+@dataclass
+class Part:
     """One MPI library at one world size, and what came of it."""
 
-    name: str
-    passed: int
-    failures: list[str]
-    skipped: int
-    seconds: float
+    mpi: str
+    size: int
+    passed: int = 0
+    failures: list[str] = field(default_factory=list)
+    skipped: int = 0
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.mpi}, {self.size} rank{'s' if self.size > 1 else ''}"
+
+    def file(self, suffix: str) -> Path:
+        return BUILD / f"{self.mpi}-{self.size}.{suffix}"
 
 
 def main() -> int:
+    since = time.monotonic()
     options = _options()
     BUILD.mkdir(parents=True, exist_ok=True)
-    parts = [run_part(name, size, options) for name in options.mpi for size in options.sizes]
-    summary = summarise(parts)
+    parts = [Part(mpi, size) for size in options.sizes for mpi in options.mpi]
+    alone = [part for part in parts if part.size == 1]
+    groups = [alone] if len(os.sched_getaffinity(0)) > 1 else [[part] for part in alone]
+    groups += [[part] for part in parts if part.size > 1]
+    warm(next(iter(options.mpi.values())))
+    for group in groups:
+        run(group, options)
+    summary = summarise(parts, time.monotonic() - since)
     (BUILD / "summary.txt").write_text(summary)
     print(summary, end="", flush=True)
     return int(any(part.failures for part in parts))
 
 
-def run_part(mpi: str, size: int, options: argparse.Namespace) -> Part:
-    """Run pytest once, on ``size`` ranks, with its output passed through."""
-    name = f"{mpi}, {size} rank{'s' if size > 1 else ''}"
-    print(f"\n{name}", flush=True)
-    record = BUILD / f"{mpi}-{size}.jsonl"
-    record.write_text("")
-    since = time.monotonic()
-    ended = _pytest(options.mpi[mpi], size, [f"--record={record}", *options.pytest], options.part_limit)
-    outcomes = [json.loads(line) for line in record.read_text().splitlines()]
-    failures = [f"{test}  {reason}" for kind, test, reason in outcomes if kind not in PASSED + SKIPPED + END]
-    if outcomes[-1:] != [[*END, "", ""]] or (ended not in NOTHING_FAILED and not failures):
-        failures.append(f"pytest did not reach its end ({ended})")
-    counts = [sum(kind in kinds for kind, _, _ in outcomes) for kinds in (PASSED, SKIPPED)]
-    return Part(name, counts[0], failures, counts[1], time.monotonic() - since)
+def warm(python: Path) -> None:
+    """Compile the kernels of a training in one process; what goes wrong here is for the tests to tell."""
+    for dtype in ("float32", "float64"):
+        command = [str(python), "-m", "mpiddl", "train", "--max-steps", "1", "--dtype", dtype]
+        jobs.run(command, _environment(python), 300, ROOT)
 
 
-def _pytest(python: Path, size: int, args: list[str], limit_s: float) -> int | str:
-    """Run it; its exit code, or why there is none."""
-    env = jobs.environment(str(python))
-    env["NUMBA_CACHE_DIR"] = str(ROOT / "build" / "numba")
-    command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", *args]
-    if size > 1:
+def run(group: list[Part], options: argparse.Namespace) -> None:
+    """Run pytest once for each part, all at the same time; the first one's output comes as it is written."""
+    print(f"\n{group[0].name}" if group else "", flush=True)
+    with contextlib.ExitStack() as stack:
+        running = {}
+        for part in group:
+            output = None if part is group[0] else stack.enter_context(open(part.file("txt"), "w"))
+            running[part.name] = stack.enter_context(_started(part, options, output))
+        _wait(group, running, options.part_limit)
+    for part in group[1:]:
+        print(f"\n{part.name}\n{part.file('txt').read_text()}", flush=True)
+
+
+def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
+    python = options.mpi[part.mpi]
+    env = _environment(python)
+    part.file("jsonl").write_text("")
+    command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", f"--record={part.file('jsonl')}"]
+    if part.size > 1:
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # the ranks already fill the cores
-        command = jobs.mpi_command(size, command, env)
-    with jobs.started(command, env, cwd=ROOT) as process:
-        try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return f"stopped after {limit_s:g} s"
+        command = jobs.mpi_command(part.size, command, env)
+    return jobs.started([*command, *options.pytest], env, cwd=ROOT, stdout=output, stderr=output)
 
 
-def summarise(parts: list[Part]) -> str:
+def _environment(python: Path) -> dict[str, str]:
+    return jobs.environment(str(python)) | {"NUMBA_CACHE_DIR": str(ROOT / "build" / "numba")}
+
+
+def _wait(group: list[Part], running: dict[str, subprocess.Popen[str]], limit_s: float) -> None:
+    """Until all parts have ended, each with its count taken, or have used up their time."""
+    since = time.monotonic()
+    left = list(group)
+    while left:
+        for part in list(left):
+            code, part.seconds = running[part.name].poll(), time.monotonic() - since
+            if code is not None or part.seconds > limit_s:
+                left.remove(part)
+                count(part, f"exit code {code}" if code is not None else f"stopped after {limit_s:g} s")
+        time.sleep(0.1)
+
+
+def count(part: Part, ended: str) -> None:
+    """Take in the outcomes that the part has recorded."""
+    outcomes = [json.loads(line) for line in part.file("jsonl").read_text().splitlines()]
+    part.passed, part.skipped = (sum(kind in kinds for kind, _, _ in outcomes) for kinds in (PASSED, SKIPPED))
+    part.failures = [f"{test}  {reason}" for kind, test, reason in outcomes if kind in FAILED]
+    last, test, _ = outcomes[-1] if outcomes else ("", "collection", "")
+    in_order = last == "end" and (part.failures or ended in NOTHING_FAILED)
+    if not in_order:
+        part.failures.append(f"pytest did not reach its end ({ended}); it was at {test or 'the end'}")
+
+
+def summarise(parts: list[Part], seconds: float) -> str:
     """A table of the parts, what failed in them, and the closing line."""
     lines = ["", COLUMNS.format("part", "passed", "failed", "skipped", "seconds")]
     for name, passed, failures, skipped, seconds in parts:
         lines.append(COLUMNS.format(name, passed, len(failures), skipped, f"{seconds:.1f}"))
     lines += [f"FAILED {part.name}: {failure}" for part in parts for failure in part.failures]
     failed = sum(len(part.failures) for part in parts)
-    passed, skipped, seconds = (
-        sum(getattr(part, field) for part in parts) for field in ("passed", "skipped", "seconds")
-    )
+    passed, skipped, seconds = (sum(getattr(part, field) for part in parts) for field in ("passed", "skipped", "seconds"))
     closing = f"{passed} passed, {failed} failed, {skipped} skipped in {seconds:.0f} s"
     return "\n".join([*lines, "", closing, ""])
 

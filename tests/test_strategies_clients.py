@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from clients.bucketed import Bucketed
@@ -29,7 +31,7 @@ def distance(a, b):
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 5])
 @pytest.mark.parametrize("strategy", ALL, ids=repr)
 def test_any_strategy_runs_on_virtual_ranks_and_repeats_its_bits(strategy, size):
     first, again = on_virtual_ranks(size, strategy), on_virtual_ranks(size, strategy)
@@ -81,12 +83,10 @@ def test_a_delay_applies_each_gradient_that_many_steps_later():
 
 
 @pytest.mark.parametrize("strategy", [Delayed(3), LocalSGD(4), Gossip(), Bucketed()], ids=repr)
-@pytest.mark.parametrize("cut", [1, 10, 23])
+@pytest.mark.parametrize("cut", [4, 23])
 def test_state_in_flight_survives_a_checkpoint(tmp_path, strategy, cut):
     straight = on_virtual_ranks(3, strategy, max_steps=30, out=tmp_path / "a", checkpoint_every=cut)[0]
     for kept in sorted((tmp_path / "a" / "checkpoints").glob("step-*"))[1:]:
-        import shutil
-
         shutil.rmtree(kept)  # as if the job had been killed right after its first checkpoint
     resumed = on_virtual_ranks(3, strategy, max_steps=30, out=tmp_path / "a", checkpoint_every=cut, resume=True)[0]
     assert resumed.history[0]["step"] > cut

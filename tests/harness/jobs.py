@@ -61,9 +61,7 @@ def mpi_command(ranks: int, command: Sequence[str], env: Mapping[str, str]) -> l
 
 
 @contextlib.contextmanager
-def started(
-    command: Sequence[str], env: Mapping[str, str], **options: Any
-) -> Iterator[subprocess.Popen[str]]:
+def started(command: Sequence[str], env: Mapping[str, str], **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A process that is dead, with all that it started, when the block is left."""
     mark = f"{env.get(MARK, '')}/{uuid.uuid4().hex}"
     process = subprocess.Popen(

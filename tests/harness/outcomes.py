@@ -56,9 +56,7 @@ class Outcomes:
         report.location = (path, line, f"{name} {ranks}")
         report.longrepr = Trouble([(self._label(rank), told[rank][0]) for rank in troubled])
         report.sections = [
-            (f"{self._label(rank)} {title}", text)
-            for rank, (_, parts) in enumerate(told)
-            for title, text in parts
+            (f"{self._label(rank)} {title}", text) for rank, (_, parts) in enumerate(told) for title, text in parts
         ]
 
     def _label(self, rank: int) -> str:
