@@ -53,7 +53,9 @@ class Plan:
     placement : which shards it trains on, or whom it serves.
     rows : draws the samples of a step.
     batch_rows : size of the global batch at a step of an epoch.
-    steps_per_epoch, steps : length of an epoch and of the run.
+    steps_per_epoch : length of an epoch.
+    steps : where the run stops.
+    whole : steps of all its epochs, which ``steps`` may cut short.
     schedule : learning rate as a function of the steps done.
     clip : largest norm of the mean gradient, 0 for none.
     """
@@ -63,6 +65,7 @@ class Plan:
     batch_rows: Callable[[int], int]
     steps_per_epoch: int
     steps: int
+    whole: int
     schedule: Callable[[float], float]
     clip: float
 
@@ -85,7 +88,7 @@ _NOTHING: Arrays = (np.empty((0, 0)), np.empty(0))
 
 def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan: Plan, state: State,
          after: Callable[[State, Step, Score], bool]) -> None:
-    """Train until the plan is over, the strategy says stop, or ``after`` returns True; then let the strategy finish.
+    """Train until the plan is over, the strategy says stop, or ``after`` returns True.
 
     Parameters
     ----------
@@ -118,7 +121,6 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
         state.index += 1
         if after(state, step, score):
             break
-    strategy.finish(comm, state.strategy, state.replica)
 
 
 def update(optimiser: Optimiser, state: State, grad: np.ndarray, scale: float, rate: float, clip: float) -> None:

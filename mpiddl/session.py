@@ -130,7 +130,7 @@ def _plan(job: Job, placement: Placement, rows: Any, layout: Layout) -> Plan:
     whole = job.epochs * layout.steps_per_epoch
     schedule = make_schedule(job, layout.steps_per_epoch, whole)  # of the whole run, wherever max_steps cuts it
     steps = min(whole, job.max_steps or whole)
-    return Plan(placement, rows, layout.batch_rows, layout.steps_per_epoch, steps, schedule, job.clip)
+    return Plan(placement, rows, layout.batch_rows, layout.steps_per_epoch, steps, whole, schedule, job.clip)
 
 
 def _open_data(job: Job, request: Request) -> Data:
@@ -203,6 +203,7 @@ def _restore(state: State, loaded: Checkpoint, session: Session) -> None:
         checkpoint.fill(state.params.flat, own["params"], "params", loaded.path)
     for name, moment in state.moments.items():
         checkpoint.fill(moment, own.get(f"moment.{name}", loaded.optimiser.get(name)), name, loaded.path)
-    state.index, state.updates = loaded.manifest["index"], loaded.manifest["updates"]
+    rank = loaded.state or loaded.manifest
+    state.index, state.updates = rank["index"], rank["updates"]
     same = loaded.manifest.get("strategy") == session.about["strategy"]
-    state.strategy = loaded.state if same else None
+    state.strategy = rank.get("strategy") if loaded.state and same else None

@@ -145,10 +145,8 @@ def _run(link: Any, control: Any, session: Session) -> Result:
                   folder.checkpoints if folder else None, session.about, show)
     try:
         loop(link, session.model, session.optimiser, session.strategy, session.plan, state, watch)
+        manifest = _finish(link, control, session, state, watch)
         splits = metrics.finish()
-        if not session.strategy.replicated:
-            control.Bcast(state.params.flat, 0)  # `finish` leaves one model; rank 0's is the one that counts
-        manifest = watch.save(state) if folder else None
         tested = evaluate_rows(control, session.model, state.params, session.test_rows())
     finally:
         shown.close()
@@ -157,6 +155,23 @@ def _run(link: Any, control: Any, session: Session) -> Result:
     if control.rank == 0:
         _hand_over(session, summary, splits, history)
     return Result(session.model, state.params.views, summary, history, control.rank)
+
+
+def _finish(link: Any, control: Any, session: Session, state: State, watch: Watch) -> dict[str, Any] | None:
+    """Let the strategy finish, and keep the outcome; returns the last checkpoint's manifest. Collective.
+
+    A run cut short is kept as it was before, so that it goes on later as if it had not been.
+    """
+    strategy, manifest = session.strategy, None
+    cut = strategy.lockstep and state.index < session.plan.whole
+    if session.folder and cut:
+        manifest = watch.save(state)
+    strategy.finish(link, state.strategy, state.replica)
+    if not strategy.replicated:
+        control.Bcast(state.params.flat, 0)  # `finish` leaves one model; rank 0's is the one that counts
+    if session.folder and not cut:
+        manifest = watch.save(state, finished=True)
+    return manifest
 
 
 def _lines_path(folder: Folder, rank: int) -> Path:

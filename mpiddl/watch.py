@@ -71,18 +71,23 @@ class Watch:
     def _save_now(self, done: int) -> bool:
         return bool(self.checkpoints) and done % (self.job.checkpoint_every or self.plan.steps_per_epoch) == 0
 
-    def save(self, state: State) -> dict[str, Any]:
-        """Write a checkpoint of all ranks' states; returns its manifest. Collective."""
+    def save(self, state: State, finished: bool = False) -> dict[str, Any]:
+        """Write a checkpoint of all ranks' states; returns its manifest. Collective.
+
+        After a strategy has ``finished`` its state has served: a run that is prolonged begins with a new one.
+        """
         assert self.checkpoints is not None
+        step = max(self.comm.allgather(state.index))
+        counts = {"index": state.index, "updates": state.updates}
         replicated = self.strategy.replicated
         if replicated:
             self._check_replicas(state)
         params, moments = self.consensus(state)
         own = {} if replicated else {"params": state.params.flat, **{f"moment.{k}": v for k, v in state.moments.items()}}
         return checkpoint.save(
-            self.comm, self.checkpoints, state.index, params.views, moments, own, state.strategy,
-            {**self.about, "index": state.index, "updates": state.updates, "elapsed": self.metrics.elapsed_s,
-             "bytes_sent": self.metrics.bytes_sent},
+            self.comm, self.checkpoints, step, params.views, moments, own,
+            {**counts, "strategy": None if finished else state.strategy},
+            {**self.about, **counts, "elapsed": self.metrics.elapsed_s, "bytes_sent": self.metrics.bytes_sent},
             self.job.keep,
         )
 

@@ -131,11 +131,12 @@ def count(part: Part, ended: str) -> None:
 def summarise(parts: list[Part], seconds: float) -> str:
     """A table of the parts, what failed in them, and the closing line."""
     lines = ["", COLUMNS.format("part", "passed", "failed", "skipped", "seconds")]
-    for name, passed, failures, skipped, seconds in parts:
-        lines.append(COLUMNS.format(name, passed, len(failures), skipped, f"{seconds:.1f}"))
+    for part in parts:
+        counts = part.passed, len(part.failures), part.skipped
+        lines.append(COLUMNS.format(part.name, *counts, f"{part.seconds:.1f}"))
     lines += [f"FAILED {part.name}: {failure}" for part in parts for failure in part.failures]
+    passed, skipped = sum(part.passed for part in parts), sum(part.skipped for part in parts)
     failed = sum(len(part.failures) for part in parts)
-    passed, skipped, seconds = (sum(getattr(part, field) for part in parts) for field in ("passed", "skipped", "seconds"))
     closing = f"{passed} passed, {failed} failed, {skipped} skipped in {seconds:.0f} s"
     return "\n".join([*lines, "", closing, ""])
 

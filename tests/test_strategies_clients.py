@@ -93,6 +93,20 @@ def test_state_in_flight_survives_a_checkpoint(tmp_path, strategy, cut):
     assert weights(resumed).tobytes() == weights(straight).tobytes()
 
 
+@pytest.mark.parametrize("strategy", [Delayed(3), LocalSGD(4), Gossip()], ids=repr)
+def test_a_run_cut_short_goes_on_as_if_it_had_not_been(tmp_path, strategy):
+    straight = on_virtual_ranks(3, strategy)[0]
+    for steps in (5, 37, 0):
+        resumed = on_virtual_ranks(3, strategy, out=tmp_path, max_steps=steps, resume=True)[0]
+    assert weights(resumed).tobytes() == weights(straight).tobytes()
+
+
+def test_a_served_run_is_kept_and_can_be_prolonged(tmp_path):
+    first = on_virtual_ranks(3, Served(), out=tmp_path, epochs=1)[0]
+    longer = on_virtual_ranks(3, Served(), out=tmp_path, epochs=2, resume=True)[0]
+    assert (first.summary["steps"], longer.summary["steps"]) == (44, 88)
+
+
 def test_workers_of_a_serving_rank_finish_at_different_steps():
     counts = {}
 
