@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.memory import FlatBuffer
-from mpiddl.models.base import Score
+from mpiddl.models.base import Score, as_score
 from mpiddl.transport.base import IN_PLACE, Comm
 
 
@@ -56,4 +56,4 @@ def _score(model: Any, params: FlatBuffer, x: np.ndarray, y: np.ndarray) -> Scor
         score = model.score(params.views, x, y)
     else:
         score = model.gradient(params.views, x, y, FlatBuffer(model.shapes, params.dtype).views)
-    return score if isinstance(score, Score) else Score(float(score))
+    return as_score(score)

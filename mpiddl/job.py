@@ -127,7 +127,13 @@ def read_job_file(path: str | Path) -> dict[str, Any]:
         raise UsageError(f"job file {path}: {error.strerror}; wanted a TOML file of settings") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"job file {path}: not TOML ({error})") from None
-    return settings.get("train", settings) if isinstance(settings.get("train"), dict) else settings
+    section = settings.get("train")
+    if not isinstance(section, dict):
+        return settings
+    if len(settings) > 1:
+        beside = ", ".join(name for name in settings if name != "train")
+        raise UsageError(f"job file {path}: got {beside} beside [train], wanted all settings in it or none")
+    return section
 
 
 def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
@@ -145,14 +151,21 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
 
 def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
     kind = type(field.default)
-    if kind is tuple and isinstance(value, (list, tuple)) and all(_is_number(part, Integral) for part in value):
-        return tuple(int(part) for part in value)
+    if kind is tuple and (parts := _whole_numbers(value)) is not None:
+        return parts
     if (kind is float and _is_number(value, Real)) or (kind is int and _is_number(value, Integral)):
         return kind(value)
     if not isinstance(value, kind) or kind is not str:
         wanted = {tuple: "a list of whole numbers", int: "a whole number", float: "a number", str: "a word"}[kind]
         raise UsageError(f"{field.name}: got {value!r}, wanted {wanted}")
     return value
+
+
+def _whole_numbers(value: Any) -> tuple[int, ...] | None:
+    """A number, or a sequence or array of them, as a tuple; None if it is none of these."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return tuple(int(part) for part in parts) if all(_is_number(part, Integral) for part in parts) else None
 
 
 def _is_number(value: Any, kind: type) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpiddl.memory import FlatBuffer
-from mpiddl.models.base import Score
+from mpiddl.models.base import Score, as_score
 from mpiddl.optim import Optimiser, clip_norm
 from mpiddl.strategies.base import Placement, Replica, Step, Strategy
 from mpiddl.transport.base import Comm
@@ -156,7 +156,7 @@ class Gradient:
         score = self.model.gradient(state.params.views, x, y, self.buffer.views, **options)
         if not options.get("ready"):
             ready(slice(0, self.flat.size))
-        return score if isinstance(score, Score) else Score(float(score))
+        return as_score(score)
 
     def _workspace(self, rows: int) -> Any:
         if rows > self._rows:

@@ -61,13 +61,21 @@ class FlatBuffer:
         self.slices = slices(shapes)
         size = max((part.stop for part in self.slices.values()), default=0)
         self.flat = aligned_zeros(size, self.dtype) if flat is None else _fitting(flat, size, self.dtype)
-        self.views = {name: self.flat[self.slices[name]].reshape(shape) for name, shape in shapes.items()}
+        self.views = Views((name, self.flat[self.slices[name]].reshape(shape)) for name, shape in shapes.items())
 
     def slice(self, name: str) -> slice:
         """Where the part `name` lies in `flat`."""
         if name not in self.slices:
             raise ShapeError(f"name: no part is called {name!r}; there are {', '.join(self.slices) or 'none'}")
         return self.slices[name]
+
+
+class Views(dict[str, np.ndarray]):
+    """Named views into a flat buffer. They are written into, ``views["w"][:] = x``; another array in their place is refused."""
+
+    def __setitem__(self, name: str, array: np.ndarray) -> None:
+        if array is not self.get(name):  # `views["w"] += x` ends here too, with the view itself
+            raise ShapeError(f"{name}: got another array in its place, wanted its values changed: views[{name!r}][:] = ...")
 
 
 def slices(shapes: Shapes) -> dict[str, slice]:

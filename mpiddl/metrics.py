@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,7 +133,7 @@ class Metrics:
         line = {
             "step": step,
             "epoch": round(epoch, 4),
-            "loss": sum(part[1] for part in everyone) / max(count, 1),
+            "loss": finite(sum(part[1] for part in everyone) / max(count, 1)),
             "accuracy": sum(correct) / max(count, 1) if len(correct) == len(everyone) else None,
             "rate": rate,
             "seconds": {
@@ -183,6 +184,11 @@ class Metrics:
         last = np.empty_like(aligned)
         self.comm.Allreduce(aligned, last, MAX)
         return last - self.offset
+
+
+def finite(value: float) -> float | None:
+    """The value, or None for what JSON has no word for."""
+    return value if isfinite(value) else None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

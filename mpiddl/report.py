@@ -97,13 +97,17 @@ class Bar:
 
 def _figures(line: Mapping[str, Any]) -> str:
     accuracy = "" if line["accuracy"] is None else f"  accuracy {line['accuracy']:.4f}"
-    return f"loss {line['loss']:.4f}{accuracy}"
+    return f"loss {_number(line['loss'])}{accuracy}"
 
 
 def _validation(line: Mapping[str, Any]) -> str:
     if line["validation_accuracy"] is None:
-        return f"validation loss {line['validation_loss']:.4f}"
+        return f"validation loss {_number(line['validation_loss'])}"
     return f"validation {line['validation_accuracy']:.4f}"
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
@@ -132,7 +136,7 @@ def headline(summary: Mapping[str, Any]) -> str:
     """The result in one line."""
     accuracy, loss = summary["test_accuracy"], summary["test_loss"]
     parts = [f"test accuracy {accuracy:.2%}"] if accuracy is not None else []
-    parts += [f"test loss {loss:.4f} over {summary['test_rows']} rows"] if loss is not None else ["no test rows"]
+    parts += [f"test loss {_number(loss)} over {summary['test_rows']} rows"] if summary["test_rows"] else ["no test rows"]
     parts += [f"{summary['steps']} steps", f"{summary['seconds']:.1f} s"]
     return ", ".join(parts) + (f"; ended early: {summary['ended']}" if summary["ended"] else "")
 

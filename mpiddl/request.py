@@ -11,7 +11,7 @@ from mpiddl import checkpoint
 from mpiddl.errors import UsageError
 from mpiddl.folder import Folder
 from mpiddl.job import FIELDS, Job, make_job
-from mpiddl.strategies import Strategy, make_strategy
+from mpiddl.strategies import Strategy, describe, make_strategy
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__
 
@@ -44,11 +44,16 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
         strategy.check(control.size)
         _check_members("model", request.model, ("shapes", "init", "gradient", "predict"))
         _check_members("optimiser", request.optimiser, ("init", "update"))
+        if is_object(request.model) and not isinstance(request.model.shapes, Mapping):
+            came = type(request.model.shapes).__name__
+            raise UsageError(f"model.shapes: got {came}, wanted names and shapes: {{'w': (3, 2)}}")
     check_equal(control, "settings", _fingerprint(job, strategy, request))
     return folder, earlier, job, strategy
 
 
 def _check_members(argument: str, value: Any, wanted: tuple[str, ...]) -> None:
+    if isinstance(value, type):
+        raise UsageError(f"{argument}: got the class {value.__name__}, wanted an object of it: {value.__name__}(...)")
     missing = [name for name in wanted if is_object(value) and not hasattr(value, name)]
     if missing:
         raise UsageError(
@@ -93,8 +98,8 @@ def _fingerprint(job: Job, strategy: Strategy, request: Request) -> dict[str, An
     model = request.model
     return {
         **job.as_dict(),
-        "strategy object": repr(strategy) if type(strategy).__repr__ is not object.__repr__ else type(strategy).__name__,
-        "model object": dict(model.shapes) if is_object(model) else None,
+        "strategy object": describe(strategy),
+        "model object": type(model).__name__ if is_object(model) else None,
         "out": str(request.out),
         "resume": request.resume,
         "overwrite": request.overwrite,

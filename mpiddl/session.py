@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -24,8 +25,8 @@ from mpiddl.loop import Plan, State
 from mpiddl.memory import FlatBuffer
 from mpiddl.recipes import make_model, make_optimiser, make_schedule
 from mpiddl.request import Request, agreed_job, is_object, search_path
-from mpiddl.strategies import Placement, Strategy
-from mpiddl.transport.agree import agreed
+from mpiddl.strategies import Placement, Strategy, describe
+from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__
 from mpiddl.warming import limited_threads, warm
 
@@ -59,9 +60,8 @@ def open_session(link: Any, control: Any, request: Request) -> Iterator[Session]
     with agreed(control):
         if folder and control.rank == 0:
             folder.prepare(request.resume, request.overwrite)
+    data, model = _agreed_data(control, job, request)
     with agreed(control):
-        data = _open_data(job, request)
-        model = _model(job, data, request)
         optimiser = request.optimiser if is_object(request.optimiser) else make_optimiser(job)
         layout = _layout(job, data, link.size, earlier)
         placement = strategy.placement(layout.shards, link.rank, link.size)
@@ -72,7 +72,8 @@ def open_session(link: Any, control: Any, request: Request) -> Iterator[Session]
         about = _about(job, strategy, model, data, layout, control)
         if folder and control.rank == 0:
             folder.write_job(job.as_dict())
-        notes = [note for note in (thread_note, _data_note(control, rows, strategy), _resume_note(request, earlier)) if note]
+        said = (thread_note, _data_note(control, rows, strategy), _resume_note(request, earlier, about, control.size))
+        notes = [note for note in said if note]
         warm(control, model, optimiser, rows, job)
         yield Session(request, job, folder, earlier, model, optimiser, strategy, plan, rows, test, about, notes)
 
@@ -80,10 +81,10 @@ def open_session(link: Any, control: Any, request: Request) -> Iterator[Session]
 def dry_run(control: Any, request: Request) -> str:
     """Everything `open_session` would check but the rows themselves, and what it would do, as lines of text. Collective."""
     _, earlier, job, strategy = agreed_job(control, request)
+    data, model = _agreed_data(control, job, request)
     with agreed(control):
-        data = _open_data(job, request)
         layout = _layout(job, data, control.size, earlier)
-        shapes = _model(job, data, request).shapes
+        shapes = model.shapes
         placements = [strategy.placement(layout.shards, rank, control.size) for rank in range(control.size)]
     lines = [f"{name:<16} {','.join(map(str, value)) if isinstance(value, list) else value}" for name, value in
              job.as_dict().items()]
@@ -108,7 +109,9 @@ def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Ch
     """Where the run begins: fresh weights drawn from the seed, or the newest checkpoint. Collective."""
     job, model = session.job, session.model
     params = FlatBuffer(model.shapes, job.dtype)
-    model.init(params.views, generator(job.seed, WEIGHTS))
+    with agreed(control):
+        if model.init(params.views, generator(job.seed, WEIGHTS)) is not None:
+            raise UsageError("model.init: returned something, wanted the parameters filled in place: params['w'][:] = ...")
     state = State(0, 0, params, session.optimiser.init(params.flat.size, job.dtype), None)
     loaded = None
     if session.earlier:
@@ -133,17 +136,45 @@ def _plan(job: Job, placement: Placement, rows: Any, layout: Layout) -> Plan:
     return Plan(placement, rows, layout.batch_rows, layout.steps_per_epoch, steps, whole, schedule, job.clip)
 
 
+def _agreed_data(control: Any, job: Job, request: Request) -> tuple[Data, Any]:
+    """The data set and the model for it, the same on every rank. Collective."""
+    with agreed(control):
+        data = _open_data(job, request)
+        model = _model(job, data, request)
+        seen = {"training rows": data.train.n, "test rows": data.test.n if data.test else 0, "features": data.features,
+                "outputs": data.outputs, "parameters": {name: tuple(shape) for name, shape in model.shapes.items()}}
+        if is_object(request.data) and not isinstance(request.data, Data):
+            seen["contents (checksum)"] = _checksum(request.data)
+    check_equal(control, "data", seen)
+    return data, model
+
+
+def _checksum(arrays: Any) -> int:
+    """Of all targets, and of the first and last row: what ranks that each load a part of their own differ in."""
+    x, y = arrays
+    parts = [np.ascontiguousarray(part).tobytes() for part in (y, x[:1], x[-1:])]
+    return crc32(b"".join(parts))
+
+
 def _open_data(job: Job, request: Request) -> Data:
     tasks: dict[str, Task | None] = {"auto": None, "cross-entropy": "classification", "squared-error": "regression"}
     task = tasks[job.loss]
     if isinstance(request.data, Data):
         return request.data
-    if isinstance(request.data, tuple):
-        pairs = (*request.data, *(request.test or (None, None)))
-        if len(pairs) != 4:
-            raise UsageError(f"data, test: got {len(request.data)} arrays, wanted pairs (x, y)")
-        return arrays_data(*pairs, task=task, test_fraction=job.test_fraction)
+    if is_object(request.data) and not isinstance(request.data, Path):
+        x, y = _pair("data", request.data)
+        x_test, y_test = (None, None) if request.test is None else _pair("test", request.test)
+        return arrays_data(x, y, x_test, y_test, task=task, test_fraction=job.test_fraction)
+    if request.test is not None:
+        raise UsageError("test: got test rows beside a named data set, wanted them beside arrays, data=(x, y)")
     return open_data(job.data, search_path(os.environ), task=task, test_fraction=job.test_fraction)
+
+
+def _pair(argument: str, value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        came = f"{len(value)} arrays" if isinstance(value, (tuple, list)) else type(value).__name__
+        raise UsageError(f"{argument}: got {came}, wanted (x, y), or the name of a data set")
+    return value[0], value[1]
 
 
 def _layout(job: Job, data: Data, size: int, earlier: Path | None) -> Layout:
@@ -173,9 +204,13 @@ def _data_note(control: Any, rows: ShardedRows, strategy: Strategy) -> str:
     return next(filter(None, control.allgather(mine)), "")
 
 
-def _resume_note(request: Request, earlier: Path | None) -> str:
+def _resume_note(request: Request, earlier: Path | None, about: dict[str, Any], size: int) -> str:
     if earlier:
-        return f"going on from {earlier}"
+        before = checkpoint.load_manifest(earlier)
+        changed = [f"{before['ranks']} ranks"] if before["ranks"] != size else []
+        changed += [str(before.get("strategy"))] if before.get("strategy") != about["strategy"] else []
+        left = f", written by {' and '.join(changed)}: from the one model in it, ranks' own states are left" if changed else ""
+        return f"going on from {earlier}{left}"
     return f"no checkpoint in {request.out} yet: starting afresh" if request.resume else ""
 
 
@@ -186,7 +221,7 @@ def _about(job: Job, strategy: Strategy, model: Any, data: Data, layout: Layout,
         "mpiddl": __version__,
         "mpi": control.library(),
         "job": job.as_dict(),
-        "strategy": repr(strategy) if type(strategy).__module__ != "__main__" else type(strategy).__name__,
+        "strategy": describe(strategy),
         "model": {key: value for key, value in described.items() if isinstance(value, (str, tuple, int, float))},
         "data": {"name": data.name, "features": data.features, "outputs": data.outputs, "classes": data.classes},
         "rows": data.train.n,
@@ -197,7 +232,8 @@ def _about(job: Job, strategy: Strategy, model: Any, data: Data, layout: Layout,
 
 def _restore(state: State, loaded: Checkpoint, session: Session) -> None:
     """Fill a fresh state from a checkpoint. Another number of ranks starts from the one model that it holds."""
-    own = loaded.own or {}
+    same = loaded.manifest.get("strategy") == session.about["strategy"]
+    own = (loaded.own or {}) if same else {}
     checkpoint.fill_params(state.params, loaded)
     if "params" in own:
         checkpoint.fill(state.params.flat, own["params"], "params", loaded.path)
@@ -205,5 +241,4 @@ def _restore(state: State, loaded: Checkpoint, session: Session) -> None:
         checkpoint.fill(moment, own.get(f"moment.{name}", loaded.optimiser.get(name)), name, loaded.path)
     rank = loaded.state or loaded.manifest
     state.index, state.updates = rank["index"], rank["updates"]
-    same = loaded.manifest.get("strategy") == session.about["strategy"]
     state.strategy = rank.get("strategy") if loaded.state and same else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ import numpy as np
 
 from mpiddl import report
 from mpiddl.checkpoint import MODEL, Checkpoint
+from mpiddl.errors import UsageError
 from mpiddl.evaluation import Evaluation, evaluate_rows
 from mpiddl.folder import Folder
 from mpiddl.loop import State, loop
-from mpiddl.metrics import Lines, Metrics, Split
+from mpiddl.metrics import Lines, Metrics, Split, finite
 from mpiddl.prediction import outputs
 from mpiddl.request import Request
 from mpiddl.session import Session, dry_run, open_session, starting_state
@@ -107,7 +110,7 @@ def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = 
     request = Request(model, data, test, Path(out) if out is not None else None, resume, overwrite, quiet, optimiser, strategy,
                       settings)
     link = connect(comm, os.environ if comm is None else None)
-    with failing_together(link):
+    with failing_together(link), _enough_memory():
         control = link.Dup()
         with open_session(link, control, request) as session:
             result = _run(link, control, session)
@@ -124,6 +127,14 @@ def describe(out: Path | None = None, resume: bool = False, overwrite: bool = Fa
         text = dry_run(link, Request(None, None, None, out, resume, overwrite, quiet, None, None, settings))
     link.Free()
     return text
+
+
+@contextmanager
+def _enough_memory() -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise UsageError(f"out of memory ({error}); wanted a smaller network (hidden) or batch, or fewer rows a rank") from None
 
 
 def _run(link: Any, control: Any, session: Session) -> Result:
@@ -190,7 +201,7 @@ def _summary(control: Any, session: Session, state: State, metrics: Metrics, spl
     updates = control.allgather(state.updates)
     return {
         "test_accuracy": tested.accuracy,
-        "test_loss": tested.loss if tested.count else None,
+        "test_loss": finite(tested.loss),
         "test_rows": tested.count,
         "seconds": round(control.bcast(metrics.elapsed_s), 4),
         "steps": max(updates),

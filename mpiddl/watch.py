@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from mpiddl import checkpoint
-from mpiddl.errors import MismatchError
+from mpiddl.errors import ConvergenceError, MismatchError
 from mpiddl.evaluation import evaluate_rows
 from mpiddl.job import Job
 from mpiddl.loop import Plan, State
 from mpiddl.memory import FlatBuffer
-from mpiddl.metrics import Metrics
+from mpiddl.metrics import Metrics, finite
 from mpiddl.models.base import Score
 from mpiddl.strategies.base import Step, Strategy
 from mpiddl.transport.base import IN_PLACE, Comm
@@ -57,7 +57,9 @@ class Watch:
         done, last = state.index, state.index == self.plan.steps
         epoch_over = done % self.plan.steps_per_epoch == 0 or last
         if epoch_over or done % self.job.log_every == 0:
-            self.show(self.metrics.line(done, done / self.plan.steps_per_epoch, step.rate))
+            line = self.metrics.line(done, done / self.plan.steps_per_epoch, step.rate)
+            self.show(line)
+            _check_loss(line)
         if self.strategy.lockstep:
             with self.metrics.aside():
                 if epoch_over and self._validated(state):
@@ -114,7 +116,7 @@ class Watch:
         line = {
             "step": state.index,
             "epoch": round(state.index / self.plan.steps_per_epoch, 4),
-            "validation_loss": found.loss,
+            "validation_loss": finite(found.loss),
             "validation_accuracy": found.accuracy,
             "elapsed": round(self.metrics.elapsed_s, 4),
             "bytes": self.metrics.bytes_sent,
@@ -149,3 +151,11 @@ class Watch:
                 f"{type(self.strategy).__name__} promises the same bits on every rank; a model or an update that draws random "
                 "numbers or depends on the rank can do this"
             )
+
+
+def _check_loss(line: dict[str, Any]) -> None:
+    if line["loss"] is None:
+        raise ConvergenceError(
+            f"step {line['step']}: the loss is no longer a finite number: training has diverged at rate {line['rate']:g}; "
+            "wanted a smaller rate, a warm-up or clip"
+        )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.training import train
-from mpiddl.transport.mpi import connect
+from mpiddl.transport.mpi import connect, failing_together
 
 
 def run(env: Any, data: str, hidden: tuple[int, ...], steps: int, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -22,6 +22,13 @@ def run(env: Any, data: str, hidden: tuple[int, ...], steps: int, dtypes: tuple[
     Collective over ``COMM_WORLD``: the training runs, one after the other.
     """
     link = connect(env=env)
+    with failing_together(link):
+        rows = _rows(link, data, hidden, steps, dtypes)
+    link.Free()
+    return rows
+
+
+def _rows(link: Any, data: str, hidden: tuple[int, ...], steps: int, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:
     world = link.raw
     sizes = sorted({1 << n for n in range(world.size.bit_length())} & set(range(world.size + 1)) | {world.size})
     job = {"hidden": hidden, "max_steps": steps, "epochs": 1_000_000, "schedule": "constant", "quiet": True}
@@ -29,7 +36,6 @@ def run(env: Any, data: str, hidden: tuple[int, ...], steps: int, dtypes: tuple[
     for dtype in dtypes:
         runs = {size: _on(link, size, data, {**job, "dtype": dtype}) for size in sizes}
         rows += [_row(data, dtype, steps, size, runs) for size in sizes if world.rank == 0]
-    link.Free()
     return rows
 
 

@@ -37,7 +37,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 def _fail(error: Exception, promise: launch.Promise) -> NoReturn:
     """Say once what went wrong, whichever ranks met it, and exit."""
-    if promise.size > 1 and not getattr(error, "agreed", False):
+    if promise.size > 1 and getattr(error, "agreed", 0) < promise.size:
         _agree(error)
     if not promise.rank:
         known = isinstance(error, MpiddlError)

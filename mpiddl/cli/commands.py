@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from mpiddl.errors import UsageError
-from mpiddl.job import FIELDS, read_job_file
+from mpiddl.job import FIELDS, make_job, read_job_file
 from mpiddl.version import __version__
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -83,6 +83,7 @@ def train(job_file: Path | None, out: Path | None, resume: bool, overwrite: bool
     from mpiddl import training
 
     settings = read_job_file(job_file) if job_file else {}
+    make_job(settings)  # before flags win, so that nothing wrong in the file goes unseen
     settings |= {name: value for name, value in flags.items() if value is not None}
     options: dict[str, Any] = {"out": out, "resume": resume, "overwrite": overwrite, "quiet": quiet}
     if dry_run:
@@ -164,7 +165,7 @@ def step(path: Path | None, threads: int, seconds: float) -> None:
 @click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
 @click.option("--data", default="digits", show_default=True, metavar="NAME", help="Data set.")
 @click.option("--hidden", default="64", show_default=True, callback=_numbers, metavar="N,N,...", help="Widths.")
-@click.option("--steps", default=100, show_default=True, help="Training steps.")
+@click.option("--steps", default=100, show_default=True, type=click.IntRange(min=1), metavar="N", help="Training steps.")
 def agreement(path: Path | None, data: str, hidden: tuple[int, ...], steps: int) -> None:
     """How far the weights are apart that 1, 2, 4, ... ranks reach; start it under mpiexec."""
     from mpiddl.bench import agreement as module

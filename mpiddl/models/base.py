@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from mpiddl.errors import UsageError
+
 Arrays = dict[str, np.ndarray]
 Ready = Callable[[slice], None]
 
@@ -19,6 +21,18 @@ class Score(NamedTuple):
 
     loss: float
     correct: int | None = None
+
+
+def as_score(value: object) -> Score:
+    """What a model's ``gradient`` or ``score`` returned, as a `Score`; a `UsageError` if it is no number."""
+    if isinstance(value, Score):
+        return value
+    try:
+        return Score(float(value))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"model.gradient: returned {type(value).__name__}, wanted the sum of the losses, a number, or a Score"
+        ) from None
 
 
 class Model(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 from mpiddl.errors import UsageError
 from mpiddl.strategies.allreduce import AllReduce
 from mpiddl.strategies.alone import Alone
-from mpiddl.strategies.base import Combined, Pending, Placement, Replica, Step, Strategy
+from mpiddl.strategies.base import Combined, Pending, Placement, Replica, Step, Strategy, describe
 from mpiddl.strategies.chain import chain
 from mpiddl.strategies.local_sgd import LocalSGD
 
@@ -30,6 +30,7 @@ __all__ = [
     "Step",
     "Strategy",
     "chain",
+    "describe",
     "make_strategy",
 ]
 

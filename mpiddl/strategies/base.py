@@ -26,6 +26,7 @@ loop, whatever the steps of the others.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -128,6 +129,9 @@ class Strategy:
     replicated: bool = True
     lockstep: bool = True
 
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}()"
+
     def check(self, size: int) -> None:
         """Raise a `UsageError` if the strategy cannot run on ``size`` ranks."""
 
@@ -153,3 +157,8 @@ class Strategy:
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
         """Leave in ``replica.params`` the model this rank believes in. Called once, after the last step."""
+
+
+def describe(strategy: Strategy) -> str:
+    """What a strategy is called in messages and checkpoints: the same text in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(strategy))

@@ -179,7 +179,7 @@ class MpiComm:
         together and each can raise; if not, the others would wait for this rank for ever: its traceback is printed and
         the job ends.
         """
-        if self.size == 1 or getattr(error, "agreed", False):
+        if self.size == 1 or getattr(error, "agreed", 0) >= self.size:
             return
         request = self._alarm.Ibarrier()
         deadline = now() + GRACE_S
@@ -187,7 +187,7 @@ class MpiComm:
             if now() > deadline:
                 self._end(error)
             time.sleep(0.005)
-        error.agreed = True  # type: ignore[attr-defined]
+        error.agreed = self.size  # type: ignore[attr-defined]
 
     def _end(self, error: BaseException) -> None:
         known = isinstance(error, MpiddlError)
