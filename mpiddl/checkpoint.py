@@ -11,18 +11,17 @@ A folder without a manifest is unfinished and never read. Nothing touches an ear
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpiddl.disk import writing
 from mpiddl.errors import CheckpointError
 from mpiddl.memory import FlatBuffer
 from mpiddl.strategies.base import Pending
@@ -31,6 +30,7 @@ from mpiddl.version import __version__
 
 FORMAT, VERSION = "mpiddl-checkpoint", 1
 MODEL, OPTIMISER = "model.safetensors", "optimiser.safetensors"
+KEPT = "; earlier checkpoints are untouched"
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -87,9 +87,9 @@ def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, o
     if comm.rank == 0:
         files |= {MODEL: model, OPTIMISER: optimiser}
     try:
-        with agreed(comm), _disk(folder):
+        with agreed(comm), writing(folder, CheckpointError, KEPT):
             aside.mkdir(parents=True, exist_ok=True)
-        with agreed(comm), _disk(folder):
+        with agreed(comm), writing(folder, CheckpointError, KEPT):
             written = {name: _write(aside / name, content) for name, content in files.items() if content}
         everyone = comm.allgather((written, structure))
         manifest = {
@@ -97,7 +97,8 @@ def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, o
             "files": {name: entry for written, _ in everyone for name, entry in written.items()},
             "states": [structure for _, structure in everyone],
         }
-        with agreed(comm), _disk(folder):
+        manifest["sha256"] = _seal(manifest)
+        with agreed(comm), writing(folder, CheckpointError, KEPT):
             if comm.rank == 0:
                 _write_json(aside / "manifest.json", manifest)
                 _replace(aside, target)
@@ -201,25 +202,6 @@ def unpack(structure: Any, arrays: Arrays) -> Any:
     return Pending(arrays[content]) if kind == "pending" else arrays[content]
 
 
-@contextmanager
-def _disk(folder: Path) -> Iterator[None]:
-    """Turns an `OSError` of the block into a `CheckpointError` that says what the disk has left."""
-    try:
-        yield
-    except OSError as error:
-        free = ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            with suppress(OSError):
-                free = f" ({shutil.disk_usage(_existing(folder)).free / 2**20:.1f} MiB free)"
-        raise CheckpointError(
-            f"checkpoint in {folder}: {error.strerror or error}{free}; earlier checkpoints are untouched"
-        ) from None
-
-
-def _existing(folder: Path) -> Path:
-    return next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-
-
 def _write(path: Path, arrays: Arrays) -> dict[str, Any]:
     from safetensors.numpy import save as to_bytes
 
@@ -263,16 +245,21 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged ({error}); wanted a manifest written by mpiddl") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a checkpoint of mpiddl; wanted \"format\": \"{FORMAT}\"")
     if manifest.get("version") != VERSION:
         raise CheckpointError(f"{path}: format version {manifest.get('version')!r}, this mpiddl reads version {VERSION}")
-    for key, kind in (("step", int), ("ranks", int), ("files", dict), ("states", list)):
-        if not isinstance(manifest.get(key), kind):
-            raise CheckpointError(f"{path}: damaged (no {key!r} in it)")
+    if manifest.get("sha256") != _seal(manifest):
+        raise CheckpointError(f"{path}: damaged (its checksum does not fit); resume from an earlier checkpoint")
     return manifest
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    """The checksum of a manifest's other entries."""
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.ndarray]:

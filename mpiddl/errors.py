@@ -30,6 +30,10 @@ class DataError(MpiddlError, ValueError):
     """A data file that is missing, damaged or holds values outside what it promises."""
 
 
+class OutputError(MpiddlError):
+    """A file of a run that cannot be written."""
+
+
 class CheckpointError(MpiddlError):
     """A checkpoint that cannot be read or written."""
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mpiddl.disk import writing
 from mpiddl.errors import UsageError
 from mpiddl.metrics import read_lines
 
@@ -58,10 +59,13 @@ class Folder:
         return any(self.checkpoints.glob("step-*/manifest.json"))
 
     def write_job(self, settings: Mapping[str, Any]) -> None:
-        self.job.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in settings.items()), encoding="utf-8")
+        text = "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
+        with writing(self.job):
+            self.job.write_text(text, encoding="utf-8")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        self.summary.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        with writing(self.summary):
+            self.summary.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 
     def read_lines(self) -> list[dict[str, Any]]:
         return read_lines(self.metrics)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.data import Data, ShardedRows, Source, Task, open_data
+from mpiddl.disk import writing
 from mpiddl.errors import DataError, UsageError
 from mpiddl.evaluation import evaluate_rows
 from mpiddl.layout import Layout, block
@@ -65,16 +66,19 @@ def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any
     -------------
     Collective: three short all-gathers.
     """
-    aside = output.with_name(f".writing-{output.name}")
+    aside = output.with_name(f".writing-{output.name}") if output.name else output
     with _connected(comm) as link:
         with agreed(link):
+            if output.is_dir() or not output.name:
+                raise UsageError(f"output: got the folder {output}, wanted the name of a .npy file to write")
             trained = load(run)
             inputs = _Inputs(trained, rows)
             pick = trained.about["data"]["classes"] is not None and not raw
-            if link.rank == 0:
-                _create(aside, (inputs.n,) if pick else (inputs.n, trained.about["data"]["outputs"]),
-                        np.dtype(np.int64) if pick else trained.params.dtype)
         try:
+            with agreed(link):
+                if link.rank == 0:
+                    _create(aside, (inputs.n,) if pick else (inputs.n, trained.about["data"]["outputs"]),
+                            np.dtype(np.int64) if pick else trained.params.dtype)
             with agreed(link):
                 _fill(aside, trained, inputs, block(inputs.n, link.size, link.rank), pick)
             with agreed(link):
@@ -112,8 +116,10 @@ def _map(path: str) -> np.ndarray:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise UsageError(f"rows: {path}: {error.strerror or error}; wanted a .npy file or a data set") from None
-    except ValueError as error:
-        raise DataError(f"rows: {path}: not a .npy file of numbers ({error})") from None
+    except (ValueError, EOFError, OverflowError, MemoryError) as error:
+        raise DataError(f"rows: {path}: damaged or not a .npy file of numbers ({error})") from None
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"rows: {path}: got an archive of arrays, wanted a .npy file with one")
     if array.ndim < 2 or array.dtype.kind not in "uif":
         raise DataError(f"rows: {path}: got {array.dtype} of shape {array.shape}, wanted numbers of shape (n, features)")
     return array
@@ -132,11 +138,11 @@ def _open(trained: Trained, data: str | None) -> Data:
 
 
 def _create(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         np.lib.format.open_memmap(path, "w+", dtype, shape).flush()
-    except OSError as error:
-        raise UsageError(f"output: {path.parent}: {error.strerror}; wanted a folder that can be written") from None
+        with open(path, "r+b") as file:  # a mapped page that finds no room on the disk would end the process
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 def _fill(path: Path, trained: Trained, inputs: _Inputs, part: range, pick: bool) -> None:

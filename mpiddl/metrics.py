@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddl.clock import now
+from mpiddl.disk import writing
 from mpiddl.models.base import Score
 from mpiddl.transport.base import MAX, Comm, Meter
 
@@ -45,20 +46,23 @@ class Lines:
     """
 
     def __init__(self, path: Path | None, keep_steps: int = 0):
-        self._file = None
+        self._path, self._file = path, None
         if path is not None:
             kept = [line for line in read_lines(path) if line["step"] <= keep_steps]
-            self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
+            with writing(path):
+                self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
             for line in kept:
                 self.write(line)
 
     def write(self, line: dict[str, Any]) -> None:
-        if self._file is not None:
-            print(json.dumps(line), file=self._file, flush=True)
+        if self._file is not None and self._path is not None:
+            with writing(self._path):
+                print(json.dumps(line), file=self._file, flush=True)
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # each line was flushed; what a full disk refused was told then
+                self._file.close()
 
 
 class Metrics:
@@ -146,6 +150,10 @@ class Metrics:
         self.lines.write(line)
         self._fresh()
         return line
+
+    def all_bytes(self) -> int:
+        """Payload bytes sent so far by all ranks, to the last message. Collective."""
+        return self.earlier_bytes + sum(self.comm.allgather(self.meter.bytes))
 
     def finish(self) -> list[Split]:
         """Every rank's figures for the whole session, what its strategy's `finish` did included. Collective."""

@@ -100,6 +100,7 @@ def _fingerprint(job: Job, strategy: Strategy, request: Request) -> dict[str, An
         **job.as_dict(),
         "strategy object": describe(strategy),
         "model object": type(model).__name__ if is_object(model) else None,
+        "optimiser object": describe(request.optimiser) if is_object(request.optimiser) else None,
         "out": str(request.out),
         "resume": request.resume,
         "overwrite": request.overwrite,

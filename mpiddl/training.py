@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -178,6 +179,7 @@ def _finish(link: Any, control: Any, session: Session, state: State, watch: Watc
     if session.folder and cut:
         manifest = watch.save(state)
     strategy.finish(link, state.strategy, state.replica)
+    watch.check_replicas(state)
     if not strategy.replicated:
         control.Bcast(state.params.flat, 0)  # `finish` leaves one model; rank 0's is the one that counts
     if session.folder and not cut:
@@ -223,8 +225,17 @@ def _hand_over(session: Session, summary: dict[str, Any], splits: list[Split], h
     """Rank 0 writes and shows the result."""
     if session.folder:
         session.folder.write_summary(summary)
-        report.plot_curves(session.folder.curves, session.folder.read_lines())
+        _plot(session.folder)
     if not session.request.quiet:
         report.show_summary(summary, splits)
         if session.folder:
             print(f"run folder: {session.folder.path}")
+
+
+def _plot(folder: Folder) -> None:
+    """Draw the curves; a finished run does not fail for want of a picture."""
+    try:
+        report.plot_curves(folder.curves, folder.read_lines())
+    except OSError as error:
+        folder.curves.unlink(missing_ok=True)
+        print(f"{folder.curves}: not drawn: {error.strerror or error}", file=sys.stderr)

@@ -82,14 +82,13 @@ class Watch:
         step = max(self.comm.allgather(state.index))
         counts = {"index": state.index, "updates": state.updates}
         replicated = self.strategy.replicated
-        if replicated:
-            self._check_replicas(state)
+        self.check_replicas(state)
         params, moments = self.consensus(state)
         own = {} if replicated else {"params": state.params.flat, **{f"moment.{k}": v for k, v in state.moments.items()}}
         return checkpoint.save(
             self.comm, self.checkpoints, step, params.views, moments, own,
             {**counts, "strategy": None if finished else state.strategy},
-            {**self.about, **counts, "elapsed": self.metrics.elapsed_s, "bytes_sent": self.metrics.bytes_sent},
+            {**self.about, **counts, "elapsed": self.metrics.elapsed_s, "bytes_sent": self.metrics.all_bytes()},
             self.job.keep,
         )
 
@@ -138,8 +137,10 @@ class Watch:
         self._check_at = done + max(1, int(CHECK_S * max(self.metrics.session_steps, 1) / max(latest, 1e-9)))
         return latest >= self.job.max_seconds
 
-    def _check_replicas(self, state: State) -> None:
+    def check_replicas(self, state: State) -> None:
         """Raise a `MismatchError` on every rank if ranks that should hold the same bits do not. Collective."""
+        if not self.strategy.replicated:
+            return
         mine = zlib.crc32(state.params.flat.data)
         for moment in state.moments.values():
             mine = zlib.crc32(moment.data, mine)

@@ -101,11 +101,20 @@ def test_damage_is_found(tmp_path, name, damage):
     ("content", "message"),
     [("{", "damaged"), ("[]", "not a checkpoint of mpiddl"), ('{"format": "other"}', "not a checkpoint of mpiddl"),
      ('{"format": "mpiddl-checkpoint", "version": 99}', "version 99"),
-     ('{"format": "mpiddl-checkpoint", "version": 1, "step": 1}', "no 'ranks'")],
+     ('{"format": "mpiddl-checkpoint", "version": 1, "step": 1}', "damaged"),
+     ("[" * 100_000, "damaged")],
 )
 def test_a_foreign_manifest_is_named(tmp_path, content, message):
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(CheckpointError, match=message):
+        checkpoint.load(tmp_path)
+
+
+def test_a_changed_manifest_is_found(tmp_path):
+    write(tmp_path)
+    path = tmp_path / "step-00000001" / "manifest.json"
+    path.write_text(path.read_text().replace('"index": 1', '"index": 7'))
+    with pytest.raises(CheckpointError, match="checksum does not fit"):
         checkpoint.load(tmp_path)
 
 

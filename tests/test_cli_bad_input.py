@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
 import struct
 import sys
@@ -153,6 +154,51 @@ def test_a_bad_checkpoint(capsys, tmp_path, damage, use):
     assert not out.exists()
 
 
+ROWS = {
+    "empty": (b"", 1, "damaged or not a .npy file"),
+    "no array": (b"PK", 1, "damaged or not a .npy file"),
+    "missing": (None, 2, "No such file"),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_rows_that_cannot_be_read(capsys, tmp_path, case):
+    content, code, words = ROWS[case]
+    mpiddl.train("mlp", "digits", epochs=1, out=tmp_path / "run", quiet=True)
+    if content is not None:
+        (tmp_path / "rows.npy").write_bytes(content)
+    with pytest.raises(SystemExit) as end:
+        main(["predict", str(tmp_path / "run"), str(tmp_path / "rows.npy"), "-o", str(tmp_path / "out.npy")])
+    expect(Finished(end.value.code, *capsys.readouterr()), code, words)
+
+
+def test_predictions_into_a_folder(capsys, tmp_path):
+    mpiddl.train("mlp", "digits", epochs=1, out=tmp_path / "run", quiet=True)
+    with pytest.raises(SystemExit) as end:
+        main(["predict", str(tmp_path / "run"), "digits", "-o", str(tmp_path)])
+    expect(Finished(end.value.code, *capsys.readouterr()), 2, "output: got the folder")
+
+
+def test_a_pipe_is_no_data(tmp_path):
+    os.mkfifo(tmp_path / "x.npy")
+    np.save(tmp_path / "y.npy", np.zeros(3))
+    with pytest.raises(DataError, match="a pipe"):
+        mpiddl.train("mlp", str(tmp_path), quiet=True)
+
+
+@pytest.mark.parametrize("text", ["epochs = 1\nout = 'x'", "epochs = 1\n[train]\nbatch = 3"], ids=["foreign", "beside"])
+def test_a_job_file_with_more_than_settings(capsys, tmp_path, text):
+    (tmp_path / "job.toml").write_text(text)
+    with pytest.raises(SystemExit) as end:
+        main(["train", str(tmp_path / "job.toml")])
+    expect(Finished(end.value.code, *capsys.readouterr()), 2)
+
+
+def test_a_failure_of_some_ranks_in_a_part_of_them_ends_all(mpirun):
+    done = mpirun(2, "mpiddl", "bench", "agreement", "--data", "nosuch")
+    assert done.returncode == 2 and done.stderr.count("nothing is called 'nosuch'") == 1
+
+
 def test_rows_of_the_wrong_width(capsys, tmp_path):
     mpiddl.train("mlp", "digits", epochs=1, out=tmp_path / "run", quiet=True)
     np.save(tmp_path / "rows.npy", np.zeros((3, 5)))
@@ -169,13 +215,17 @@ def test_a_full_disk_ends_the_run_and_keeps_the_earlier_checkpoint(command, tmp_
     # A checkpoint takes 128 KiB: one fits beside the job's small files, a second does not.
     script = (
         f"mount -t tmpfs -o size=240k none {disk}; mpiddl train --epochs 9 --hidden 200 --out {disk}/run --quiet; "
-        f"code=$?; ls -A {disk}/run/checkpoints; mpiddl evaluate {disk}/run --json; exit $code"
+        f"code=$?; ls -A {disk}/run/checkpoints; mpiddl evaluate {disk}/run --json; "
+        f"yes > {disk}/full; mpiddl predict {disk}/run digits -o {disk}/out.npy; ls -A {disk}; exit $code"
     )
     if command("unshare", "--user", "--map-root-user", "--mount", "true").returncode != 0:
         pytest.skip("this kernel lets us mount no file system of our own")
     done = command("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script)
-    expect(done, 1, "No space left on device", "earlier checkpoints are untouched")
+    assert done.returncode == 1 and done.stderr.count("mpiddl: error") == 2 and "Traceback" not in done.stderr
+    assert "checkpoints: cannot be written: No space left on device" in done.stderr
+    assert "earlier checkpoints are untouched" in done.stderr and "out.npy: cannot be written: No space" in done.stderr
     assert done.stdout.startswith("step-00000021\n{") and '"step": 21' in done.stdout
+    assert done.stdout.endswith("}\nfull\nrun\n")
 
 
 LONE = """

@@ -23,7 +23,7 @@ metrics job
 strategies
 models optim data
 transport
-memory layout clock threads launch finding terminal
+memory layout clock threads launch finding terminal disk
 errors version
 kernels
 """

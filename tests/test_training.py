@@ -72,6 +72,15 @@ def test_a_run_resumed_on_another_number_of_ranks_goes_on_correctly(tmp_path):
     assert steps == sorted(set(steps))
 
 
+def test_bytes_are_those_of_a_run_that_was_never_stopped(tmp_path):
+    job = {"epochs": 3, "log_every": 50, "checkpoint_every": 10}
+    straight = on(2, "mlp", "digits", **job, out=tmp_path / "whole")
+    for kept in sorted((tmp_path / "whole" / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(kept)
+    resumed = on(2, "mlp", "digits", **job, out=tmp_path / "whole", resume=True)
+    assert resumed.summary["bytes_sent"] == straight.summary["bytes_sent"]
+
+
 def test_metrics_of_steps_that_are_done_again_are_not_kept_twice(tmp_path):
     on(2, "mlp", "digits", out=tmp_path, epochs=4, log_every=3)
     for kept in sorted((tmp_path / "checkpoints").iterdir())[1:]:

@@ -119,6 +119,23 @@ def test_ranks_that_bring_different_arrays(differ):
     virtual.run(2, program)
 
 
+def test_optimisers_that_differ():
+    def program(comm):
+        with pytest.raises(MismatchError, match="optimiser object: rank 0 was given 'SGD"):
+            mpiddl.train(Linear(), (X, Y), comm=comm, optimiser=SGD(momentum=0.1 * comm.rank), **QUICK)
+
+    virtual.run(2, program)
+
+
+def test_replicas_that_differ_in_the_end_are_found():
+    class Drifting(Strategy):
+        def finish(self, comm, state, replica):
+            replica.params += comm.rank
+
+    with pytest.raises(MismatchError, match="differ from rank 0's"):
+        virtual.run(2, lambda comm: mpiddl.train(Linear(), (X, Y), comm=comm, strategy=Drifting(), **QUICK))
+
+
 def test_a_diverging_run_says_so_instead_of_going_on():
     with pytest.raises(ConvergenceError, match="diverged at rate 1e\\+30"):
         mpiddl.train("mlp", "digits", rate=1e30, schedule="constant", **QUICK)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpiddl.clock import now
-from mpiddl.errors import CommError, DataError, MismatchError
+from mpiddl.errors import CommError, DataError, MismatchError, UsageError
 from mpiddl.transport import virtual
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.transport.align import clock_offset
@@ -83,6 +83,45 @@ def test_a_deadlock_of_virtual_ranks_is_told(size):
 
     with pytest.raises(CommError, match="rank 1 waits for a message from 0 under tag 5"):
         virtual.run(size, program)
+
+
+MISMATCHED = {
+    "calls": (lambda comm: comm.Barrier() if comm.rank else comm.Allreduce(IN_PLACE, np.zeros(2)), "calls do not match"),
+    "lengths": (lambda comm: comm.Allreduce(IN_PLACE, np.zeros(2 + comm.rank)), "wanted the same on every rank"),
+    "root": (lambda comm: comm.Bcast(np.zeros(2), 5), "root: got 5, wanted a rank from 0 to 1"),
+    "dest": (lambda comm: comm.Send(np.zeros(2), -1), "dest: got -1"),
+    "dtype": (
+        lambda comm: comm.Recv(np.zeros(2), 0) if comm.rank else comm.Send(np.zeros(2, int), 1),
+        "got 2 int64, the buffer takes 2 float64",
+    ),
+    "length": (
+        lambda comm: comm.Recv(np.zeros(2), 0) if comm.rank else comm.Send(np.zeros(3), 1),
+        "got 3 float64, the buffer takes 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISMATCHED)
+def test_calls_of_virtual_ranks_that_do_not_fit_are_told(case):
+    program, message = MISMATCHED[case]
+    with pytest.raises(CommError, match=message):
+        virtual.run(2, program)
+
+
+def test_asking_for_ever_is_a_deadlock():
+    def program(comm):
+        request = comm.Irecv(np.zeros(1), 1 - comm.rank, 3)
+        while not request.Test():
+            pass
+
+    with pytest.raises(CommError, match=r"asks for a message from . under tag 3, which nobody sends"):
+        virtual.run(2, program)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_no_virtual_ranks(size):
+    with pytest.raises(UsageError, match=f"size: got {size}"):
+        virtual.run(size, lambda comm: None)
 
 
 def test_a_failing_virtual_rank_ends_all():

@@ -140,6 +140,8 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
         TokenError,
     ) as error:  # numpy's parser lets its own errors through
         raise DataError(f"{name}: not a .npy array ({error})") from error
+    if len(shape) > 32 or any(n < 0 for n in shape):
+        raise DataError(f"{name}: a header for shape {shape} came, at most 32 axes of no negative length were wanted")
     if dtype.hasobject:
         raise DataError(
             f"{name}: Python objects came (dtype {dtype}), which only pickle reads, and pickle can run code: "

@@ -159,6 +159,6 @@ class Strategy:
         """Leave in ``replica.params`` the model this rank believes in. Called once, after the last step."""
 
 
-def describe(strategy: Strategy) -> str:
-    """What a strategy is called in messages and checkpoints: the same text in every process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(strategy))
+def describe(thing: Any) -> str:
+    """What a strategy or optimiser is called in messages and checkpoints: the same text in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.errors import CommError
+from mpiddl.errors import CommError, UsageError
 from mpiddl.transport.base import (
     ANY_SOURCE,
     ANY_TAG,
@@ -30,6 +30,7 @@ from mpiddl.transport.base import (
     bcast_bytes,
 )
 
+MOST_ASKED = 10_000  # far more turns than any rank computes between two messages while others wait
 _REDUCE = {"SUM": np.add, "MIN": np.minimum, "MAX": np.maximum, "PROD": np.multiply}
 
 
@@ -53,6 +54,8 @@ def run(size: int, program: Callable[[VirtualComm], Any]) -> list[Any]:
     >>> run(4, program)
     [[6.0], [6.0], [6.0], [6.0]]
     """
+    if size < 1:
+        raise UsageError(f"size: got {size}, wanted 1 rank or more")
     world = _World(size)
     results: list[Any] = [None] * size
 
@@ -93,6 +96,7 @@ class _Wait:
 class _Gathering:
     """One collective call on its way: what the ranks have brought, and the outcome once all have."""
 
+    what: str
     brought: dict[int, Any] = field(default_factory=dict)
     outcome: Any = None
     done: bool = False
@@ -107,6 +111,7 @@ class _World:
         self.waits: list[_Wait | None] = [_Wait(lambda: True, "its first turn")] * size
         self.mail: dict[tuple[Any, int], list[tuple[int, int, np.ndarray]]] = {}
         self.gatherings: dict[tuple[Any, int], _Gathering] = {}
+        self.events = 0  # messages and collective calls so far: while none comes, asking again is of no use
         self.error: BaseException | None = None
 
     def wait(self, rank: int, ready: Callable[[], bool], what: str) -> None:
@@ -154,7 +159,7 @@ class VirtualComm:
     def Iallreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> VirtualRequest:
         mine = np.array(recvbuf if sendbuf is IN_PLACE else sendbuf)
         self.meter.sent(allreduce_bytes(self.size, mine.nbytes))
-        gathering = self._bring(mine, lambda parts: _reduce(parts, op))
+        gathering = self._bring(mine, lambda parts: _reduce(parts, op), f"an all-reduce ({op.name})")
 
         def deliver() -> None:
             recvbuf[...] = gathering.outcome.reshape(recvbuf.shape)
@@ -162,8 +167,9 @@ class VirtualComm:
         return VirtualRequest(self, lambda: gathering.done, "an all-reduce", deliver)
 
     def Bcast(self, buf: np.ndarray, root: int = 0) -> None:
+        self._check_rank("root", root)
         self.meter.sent(bcast_bytes(self.size, buf.nbytes))
-        buf[...] = self._together(np.array(buf), lambda parts: parts[root], "a broadcast")
+        buf[...] = self._together(np.array(buf), lambda parts: parts[root], f"a broadcast from {root}")
 
     def Barrier(self) -> None:
         self._together(None, lambda parts: None, "a barrier")
@@ -178,9 +184,9 @@ class VirtualComm:
         return self.allgather(obj if self.rank == root else None)[root]
 
     def Send(self, buf: np.ndarray, dest: int, tag: int = 0) -> None:
-        if not 0 <= dest < self.size:
-            raise CommError(f"dest: got {dest}, wanted a rank from 0 to {self.size - 1}")
+        self._check_rank("dest", dest)
         self._world.mail.setdefault((self._context, dest), []).append((self.rank, tag, np.array(buf)))
+        self._world.events += 1
         self.meter.sent(buf.nbytes)
 
     def Isend(self, buf: np.ndarray, dest: int, tag: int = 0) -> VirtualRequest:
@@ -225,6 +231,11 @@ class VirtualComm:
     def fail(self, error: BaseException) -> None:
         """Nothing to agree on: `run` ends all ranks with the first failure."""
 
+    @property
+    def events(self) -> int:
+        """Messages and collective calls of all ranks so far."""
+        return self._world.events
+
     def block(self, ready: Callable[[], bool], what: str) -> None:
         """Let other ranks run until ``ready()``."""
         self._world.wait(self.rank, ready, what)
@@ -242,15 +253,22 @@ class VirtualComm:
         index = self._find(source, tag)
         assert index is not None  # the request was ready
         _, _, payload = self._inbox().pop(index)
-        if payload.nbytes > buf.nbytes:
-            raise CommError(f"message truncated: got {payload.nbytes} bytes for a buffer of {buf.nbytes}")
+        if payload.size > buf.size or payload.dtype != buf.dtype:
+            raise CommError(f"message: got {payload.size} {payload.dtype}, the buffer takes {buf.size} {buf.dtype}")
         buf.reshape(-1)[: payload.size] = payload.reshape(-1)
 
-    def _bring(self, mine: Any, combine: Callable[[dict[int, Any]], Any]) -> _Gathering:
+    def _check_rank(self, argument: str, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise CommError(f"{argument}: got {rank}, wanted a rank from 0 to {self.size - 1}")
+
+    def _bring(self, mine: Any, combine: Callable[[dict[int, Any]], Any], what: str) -> _Gathering:
         """Add this rank's part to its next collective; the last rank to come combines the parts in rank order."""
         key = (self._context, self._calls)
         self._calls += 1
-        gathering = self._world.gatherings.setdefault(key, _Gathering())
+        gathering = self._world.gatherings.setdefault(key, _Gathering(what))
+        if gathering.what != what:
+            raise CommError(f"collective calls do not match: rank {self.rank} calls {what}, others {gathering.what}")
+        self._world.events += 1
         gathering.brought[self.rank] = mine
         if len(gathering.brought) == self.size:
             gathering.outcome, gathering.done = combine(gathering.brought), True
@@ -258,7 +276,7 @@ class VirtualComm:
         return gathering
 
     def _together(self, mine: Any, combine: Callable[[dict[int, Any]], Any], what: str) -> Any:
-        gathering = self._bring(mine, combine)
+        gathering = self._bring(mine, combine, what)
         self.block(lambda: gathering.done, what)
         return gathering.outcome
 
@@ -269,6 +287,7 @@ class VirtualRequest:
     def __init__(self, comm: VirtualComm, ready: Callable[[], bool], what: str, deliver: Callable[[], None] | None = None):
         self._comm, self._ready, self._what, self._deliver = comm, ready, what, deliver
         self._done = False
+        self._asked, self._events = 0, 0
 
     def Wait(self) -> None:
         if not self._done:
@@ -280,7 +299,17 @@ class VirtualRequest:
             self._comm.block(lambda: True, "its next turn")
             if self._ready():
                 self._finish()
+            else:
+                self._be_patient()
         return self._done
+
+    def _be_patient(self) -> None:
+        """A rank that asks and asks while nothing happens anywhere is deadlocked, too."""
+        events = self._comm.events
+        self._asked = self._asked + 1 if events == self._events else 0
+        self._events = events
+        if self._asked > MOST_ASKED:
+            raise CommError(f"virtual ranks are deadlocked: rank {self._comm.rank} asks for {self._what}, which nobody sends")
 
     def _finish(self) -> None:
         if self._deliver is not None:
