@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,10 @@ class Folder:
     def has_checkpoint(self) -> bool:
         return any(self.checkpoints.glob("step-*/manifest.json"))
 
-    def write_job(self, settings: Mapping[str, Any]) -> None:
-        text = "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
+    def write_job(self, settings: Mapping[str, Any], of_a_program: Sequence[str] = ()) -> None:
+        """Write the settings, and which of them a Python program replaced by objects of its own."""
+        remark = f"# {' and '.join(of_a_program)}: objects of a program, not what stands here\n" if of_a_program else ""
+        text = remark + "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
         with writing(self.job):
             self.job.write_text(text, encoding="utf-8")
 

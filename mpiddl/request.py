@@ -34,6 +34,10 @@ class Request(NamedTuple):
     strategy: Any
     settings: dict[str, Any]
 
+    def of_a_program(self) -> list[str]:
+        """What was given as an object, so that no settings can tell it."""
+        return [name for name in ("model", "data", "optimiser", "strategy") if is_object(getattr(self, name))]
+
 
 def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | None, Job, Strategy]:
     """The settings that every rank was given, and what follows from them alone. Collective."""

@@ -70,8 +70,9 @@ def open_session(link: Any, control: Any, request: Request) -> Iterator[Session]
     with limited_threads(control, job.threads, os.environ) as thread_note:
         plan = _plan(job, placement, rows, layout)
         about = _about(job, strategy, model, data, layout, control)
-        if folder and control.rank == 0:
-            folder.write_job(job.as_dict())
+        with agreed(control):
+            if folder and control.rank == 0:
+                folder.write_job(job.as_dict(), request.of_a_program())
         said = (thread_note, _data_note(control, rows, strategy), _resume_note(request, earlier, about, control.size))
         notes = [note for note in said if note]
         warm(control, model, optimiser, rows, job)
