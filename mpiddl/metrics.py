@@ -91,6 +91,8 @@ class Metrics:
         self._began = now()
         self.session_steps = 0
         self._seen = (meter.bytes, meter.messages)
+        meter.spans.clear()
+        meter.moving = meter.waiting = 0.0
         self._loss, self._count = 0.0, 0
         self._correct: int | None = 0
         self._entered, self._aside = now(), 0.0

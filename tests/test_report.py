@@ -75,7 +75,7 @@ def test_the_table_names_the_slowest_rank(capsys):
 
 
 @pytest.mark.parametrize(("change", "text"), [({"ended": "5 s are over"}, "ended early: 5 s are over"),
-                                              ({"test_accuracy": None, "test_loss": None}, "no test rows")])
+                                              ({"test_accuracy": None, "test_loss": None, "test_rows": 0}, "no test rows")])
 def test_the_headline_tells_what_is_special(change, text):
     assert text in report.headline({**SUMMARY, **change})
 

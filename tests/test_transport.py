@@ -40,9 +40,10 @@ def all_calls(comm):
     coming.Wait()
     leaving.Wait()
     out["tagged"] = got[0]
-    comm.Send(np.array([rank * 100.0]), right, 9)
+    leaving = comm.Isend(np.array([rank * 100.0]), right, 9)
     envelope = comm.Probe(ANY_SOURCE, 9)
     comm.Recv(got, envelope.source, envelope.tag)
+    leaving.Wait()
     out["probed"] = (envelope.source, got[0])
     buf = np.arange(3.0) * rank
     comm.Bcast(buf, size - 1)
