@@ -43,7 +43,7 @@ types: .venv/.dev
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy
 
 layers: .venv/.dev
-	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_doctests.py
+	NUMBA_CACHE_DIR="$(CURDIR)/build/numba" $(BIN)/python -m pytest -q tests/test_layers.py tests/test_doctests.py
 
 clean: ## take away what make has made: environments, caches, runs/demo
 	rm -rf .venv .venv-mpich build runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,7 +1,13 @@
-"""Numerical kernels for one core: numba and numpy only, no MPI, no files, no printing; nothing is compiled at import."""
+"""Numerical kernels for one core: numba and numpy only, no MPI, no files, no printing.
 
-from .dense import forward, input_gradient, scratch_size, weight_gradient
+Nothing is compiled at import; each kernel is compiled at its first call, or loaded from numba's cache.
+"""
+
+from .dense_forward import forward, forward_scratch
+from .dense_input_gradient import input_gradient, input_gradient_scratch
+from .dense_weight_gradient import bias_gradient, weight_gradient, weight_gradient_scratch
 from .gather import gather_rows
+from .lanes import WIDTH
 from .loss import softmax_cross_entropy, squared_error
 from .panels import IDENTITY, RELU, TANH
 from .update import adam, momentum, nesterov, sgd, sum_squares
@@ -10,16 +16,20 @@ __all__ = [
     "IDENTITY",
     "RELU",
     "TANH",
+    "WIDTH",
     "adam",
+    "bias_gradient",
     "forward",
+    "forward_scratch",
     "gather_rows",
     "input_gradient",
+    "input_gradient_scratch",
     "momentum",
     "nesterov",
-    "scratch_size",
     "sgd",
     "softmax_cross_entropy",
     "squared_error",
     "sum_squares",
     "weight_gradient",
+    "weight_gradient_scratch",
 ]

@@ -27,3 +27,8 @@ def kernel(function: Callable) -> Callable:
     """Compile `function` at its first call with each set of dtypes; load it from the cache if it is there."""
     function.__qualname__ = f"{function.__qualname__}-{_FINGERPRINT}"
     return njit(cache=True, nogil=True, error_model="numpy")(function)
+
+
+def inlined(function: Callable) -> Callable:
+    """A part of kernels that is written into each of them, so that it is compiled once and not twice."""
+    return njit(inline="always", error_model="numpy")(function)

@@ -1,20 +1,24 @@
-"""Explicit vectors: the few LLVM instructions that the tiles are made of.
+"""Explicit vectors: the few LLVM instructions that the kernels are made of.
 
 LLVM turns the same vector code into AVX-512, AVX2, NEON or whatever the machine has; what must fit the machine is the
-number of lanes, for a vector wider than a register is split and spilled.
+number of lanes, for a vector wider than a register is split in two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from llvmlite import binding, ir
+from numba import types
 from numba.core import cgutils
+from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
 BIT, INT32, INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 
 
-def _machine() -> tuple[int, int]:
-    """Bytes of a vector register, and how many registers there are."""
+def _registers() -> tuple[int, int]:
+    """Bytes of a vector register of this machine, and how many of them there are."""
     features = binding.get_host_cpu_features()
     if features.get("avx512f"):
         return 64, 32
@@ -23,11 +27,11 @@ def _machine() -> tuple[int, int]:
     return 16, 32 if features.get("neon") else 16
 
 
-WIDTH, REGISTERS = _machine()
+WIDTH, REGISTERS = _registers()
 
 
 class Lanes:
-    """Vectors of one element type, emitted through one builder.
+    """Vectors of one element type, written through one builder.
 
     Parameters
     ----------
@@ -35,84 +39,149 @@ class Lanes:
         Where instructions go.
     element
         LLVM's float or double.
+    width
+        Bytes of a vector; by default those of a register.
     """
 
-    def __init__(self, builder: ir.IRBuilder, element: ir.Type):
+    def __init__(self, builder: ir.IRBuilder, element: ir.Type, width: int = WIDTH):
         self.builder = builder
-        self.size = 4 if isinstance(element, ir.FloatType) else 8
-        self.count = WIDTH // self.size
         self.element = element
+        self.size = 4 if isinstance(element, ir.FloatType) else 8
+        self.count = width // self.size
         self.vector = ir.VectorType(element, self.count)
-        self.mask = ir.VectorType(BIT, self.count)
         self._suffix = f"v{self.count}f{8 * self.size}"
 
-    def zero(self) -> ir.Value:
-        """All lanes zero."""
-        return ir.Constant(self.vector, None)
+    def constant(self, value: float) -> ir.Value:
+        """The number in every lane."""
+        return ir.Constant(self.vector, [float(value)] * self.count)
 
     def splat(self, scalar: ir.Value) -> ir.Value:
         """The scalar in every lane."""
         undefined = ir.Constant(ir.VectorType(scalar.type, self.count), ir.Undefined)
         single = self.builder.insert_element(undefined, scalar, INT32(0))
-        return self.builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(INT32, self.count), None))
+        return self.shuffle(single, undefined, [0] * self.count)
+
+    def shuffle(self, x: ir.Value, y: ir.Value, lanes: Iterable[int]) -> ir.Value:
+        """Lanes picked from `x` (0 ...) and `y` (count ...)."""
+        return self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(INT32, self.count), list(lanes)))
 
     def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         """x * y + z, rounded once where the machine can."""
-        return self._call(f"llvm.fmuladd.{self._suffix}", self.vector, x, y, z)
+        return self._intrinsic(f"llvm.fmuladd.{self._suffix}", self.vector, x, y, z)
+
+    def rotated(self, vector: ir.Value, span: int) -> ir.Value:
+        """Lane i from lane i + span, round the end."""
+        return self.shuffle(vector, vector, [(i + span) % self.count for i in range(self.count)])
+
+    def fold(self, vector: ir.Value, combine: Callable) -> ir.Value:
+        """All lanes combined into each, by halves: the order is the same on every machine."""
+        span = self.count // 2
+        while span:
+            vector = combine(vector, self.rotated(vector, span))
+            span //= 2
+        return vector
+
+    def lane(self, vector: ir.Value, index: int = 0) -> ir.Value:
+        """One lane as a scalar."""
+        return self.builder.extract_element(vector, INT32(index))
 
     def positive(self, condition: ir.Value, value: ir.Value) -> ir.Value:
         """`value` where `condition` > 0, else zero."""
-        return self.builder.select(self.builder.fcmp_ordered(">", condition, self.zero()), value, self.zero())
+        zero = self.constant(0)
+        return self.builder.select(self.builder.fcmp_ordered(">", condition, zero), value, zero)
 
     def first(self, count: ir.Value) -> ir.Value:
         """The mask of the first `count` lanes (none if it is negative)."""
         lanes = ir.Constant(ir.VectorType(INT64, self.count), list(range(self.count)))
         return self.builder.icmp_signed("<", lanes, self.splat(count))
 
+    def at(self, pointer: ir.Value, offset: ir.Value | int) -> ir.Value:
+        """`pointer` moved by `offset` elements."""
+        return self.builder.gep(pointer, [INT64(offset) if isinstance(offset, int) else offset])
+
     def load(self, pointer: ir.Value) -> ir.Value:
         """A vector from memory of any alignment."""
-        loaded = self.builder.load(self.builder.bitcast(pointer, self.vector.as_pointer()))
+        loaded = self.builder.load(self._vectors(pointer))
         loaded.align = self.size
         return loaded
 
     def store(self, value: ir.Value, pointer: ir.Value) -> None:
         """A vector to memory of any alignment."""
-        stored = self.builder.store(value, self.builder.bitcast(pointer, self.vector.as_pointer()))
+        stored = self.builder.store(value, self._vectors(pointer))
         stored.align = self.size
 
-    def masked_load(self, pointer: ir.Value, mask: ir.Value) -> ir.Value:
-        """The lanes of `mask` from memory, zero in the others; memory behind those is not touched."""
-        # LLVM renames the intrinsic where pointers are opaque.
+    def masked_load(self, pointer: ir.Value, mask: ir.Value, other: float = 0) -> ir.Value:
+        """The lanes of `mask` from memory, `other` in the rest; memory behind those is not touched."""
+        # LLVM renames the intrinsic by itself where pointers are opaque.
         name = f"llvm.masked.load.{self._suffix}.p0{self._suffix}"
-        pointer = self.builder.bitcast(pointer, self.vector.as_pointer())
-        return self._call(name, self.vector, pointer, INT32(self.size), mask, self.zero())
+        where = self._vectors(pointer)
+        return self._intrinsic(name, self.vector, where, INT32(self.size), mask, self.constant(other))
 
     def masked_store(self, value: ir.Value, pointer: ir.Value, mask: ir.Value) -> None:
         """The lanes of `mask` to memory; nothing else is touched."""
         name = f"llvm.masked.store.{self._suffix}.p0{self._suffix}"
-        pointer = self.builder.bitcast(pointer, self.vector.as_pointer())
-        self._call(name, ir.VoidType(), value, pointer, INT32(self.size), mask)
+        self._intrinsic(name, ir.VoidType(), value, self._vectors(pointer), INT32(self.size), mask)
 
-    def prefetch(self, pointer: ir.Value, write: bool) -> None:
-        """Ask for a cache line; any address will do."""
-        byte = ir.IntType(8).as_pointer()
-        how = [INT32(int(write)), INT32(3 if write else 2), INT32(1)]
-        self._call("llvm.prefetch.p0i8", ir.VoidType(), self.builder.bitcast(pointer, byte), *how)
+    def prefetch(self, pointer: ir.Value, *, write: bool) -> None:
+        """Ask for a cache line, into the first cache to write, into the second to read; any address will do."""
+        byte = self.builder.bitcast(pointer, ir.IntType(8).as_pointer())
+        how = INT32(int(write)), INT32(3 if write else 2), INT32(1)
+        self._intrinsic("llvm.prefetch.p0i8", ir.VoidType(), byte, *how)
 
-    def shuffle(self, x: ir.Value, y: ir.Value, lanes: list[int]) -> ir.Value:
-        """Lanes picked from `x` (0 ...) and `y` (count ...)."""
-        return self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(INT32, self.count), lanes))
+    def _vectors(self, pointer: ir.Value) -> ir.Value:
+        """`pointer` as one to vectors."""
+        return self.builder.bitcast(pointer, self.vector.as_pointer())
 
-    def at(self, pointer: ir.Value, offset: ir.Value | int) -> ir.Value:
-        """`pointer` moved by `offset` elements."""
-        return self.builder.gep(pointer, [INT64(offset) if isinstance(offset, int) else offset])
-
-    def _call(self, name: str, returns: ir.Type, *arguments: ir.Value) -> ir.Value:
-        """An LLVM intrinsic."""
+    def _intrinsic(self, name: str, returns: ir.Type, *arguments: ir.Value) -> ir.Value:
+        """One of LLVM's own functions."""
         kind = ir.FunctionType(returns, [argument.type for argument in arguments])
         return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
 
 
-def address(context, builder: ir.IRBuilder, kind, array: ir.Value, offset: ir.Value) -> ir.Value:
-    """Pointer to element `offset` of a contiguous numba array."""
-    return builder.gep(make_array(kind)(context, builder, array).data, [offset])
+@intrinsic
+def base(typing, array):
+    """Address of a contiguous array's first element.
+
+    Kernels hand addresses to intrinsics, in bytes: numba counts references, atomically, wherever arrays are passed on.
+    """
+
+    def generate(context, builder, signature, arguments):
+        return builder.ptrtoint(make_array(signature.args[0])(context, builder, arguments[0]).data, INT64)
+
+    return types.int64(array), generate
+
+
+@intrinsic
+def lanes_of(typing, array):
+    """How many elements of `array` a vector holds, as a constant: dividing by it is then a shift."""
+    lanes = WIDTH * 8 // array.dtype.bitwidth
+    return types.int64(array), lambda context, builder, signature, arguments: INT64(lanes)
+
+
+@intrinsic
+def size_of(typing, array):
+    """Bytes of an element of `array`, as a constant."""
+    size = array.dtype.bitwidth // 8
+    return types.int64(array), lambda context, builder, signature, arguments: INT64(size)
+
+
+def emitter(write: Callable, names: str, width: int = WIDTH) -> Callable:
+    """Code of an intrinsic whose first argument is an array that tells the element type, and the rest are int64.
+
+    ``write(lanes, **arguments)`` gets the rest by name; those in capitals, which are addresses, as pointers. What it
+    returns, a tuple of values or nothing, the intrinsic returns.
+    """
+
+    def generate(context, builder, signature, arguments):
+        lanes = Lanes(builder, context.get_data_type(signature.args[0].dtype), width)
+        pointer = lanes.element.as_pointer()
+        given = {
+            name.lower(): builder.inttoptr(value, pointer) if name.isupper() else value
+            for name, value in zip(names.split(), arguments[1:], strict=True)
+        }
+        values = write(lanes, **given)
+        if values is None:
+            return context.get_dummy_value()
+        return context.make_tuple(builder, signature.return_type, values)
+
+    return generate

@@ -4,127 +4,119 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .lanes import INT64, Lanes, address
+from .lanes import INT64, emitter
 
 IDENTITY, RELU, TANH = 0, 1, 2
 """Activations by number."""
 
-
-@intrinsic
-def copy_panel(typing, source, s0, lds, rows, cols, target, t0, ldt):
-    """target[t0 + i * ldt + j] = source[s0 + i * lds + j] for j < cols, and zero up to the next whole vector."""
-    n = types.int64
-
-    def generate(context, builder, signature, arguments):
-        source, s0, lds, rows, cols, target, t0, ldt = arguments
-        lanes = Lanes(builder, context.get_data_type(signature.args[0].dtype))
-        source = address(context, builder, signature.args[0], source, s0)
-        target = address(context, builder, signature.args[5], target, t0)
-        with cgutils.for_range(builder, rows, intp=INT64) as row:
-            line, out = (lanes.at(p, builder.mul(row.index, ld)) for p, ld in ((source, lds), (target, ldt)))
-            with cgutils.for_range_slice(builder, INT64(0), cols, INT64(lanes.count), intp=INT64) as (j, _):
-                mask = lanes.first(builder.sub(cols, j))
-                lanes.store(lanes.masked_load(lanes.at(line, j), mask), lanes.at(out, j))
-        return context.get_dummy_value()
-
-    return types.void(source, n, n, n, n, target, n, n), generate
+_PANEL = "SOURCE lds rows cols TARGET ldt"
 
 
 @intrinsic
-def transpose_panel(typing, source, s0, lds, rows, cols, target, t0, ldt):
-    """target[t0 + j * ldt + i] = source[s0 + i * lds + j], i < rows, j < cols; zero for i up to the next whole vector."""
-    n = types.int64
+def copy_panel(typing, like, source, lds, rows, cols, target, ldt):
+    """target[i * ldt + j] = source[i * lds + j], i < rows, j < cols; then anything up to the next whole vector.
 
-    def generate(context, builder, signature, arguments):
-        source, s0, lds, rows, cols, target, t0, ldt = arguments
-        lanes = Lanes(builder, context.get_data_type(signature.args[0].dtype))
-        source = address(context, builder, signature.args[0], source, s0)
-        target = address(context, builder, signature.args[5], target, t0)
-        with _blocks(lanes, rows, cols) as (i, j):
-            block = _load_block(lanes, lanes.at(source, builder.add(j, builder.mul(i, lds))), lds,
-                                builder.sub(rows, i), builder.sub(cols, j))
-            out = lanes.at(target, builder.add(i, builder.mul(j, ldt)))
-            for c, vector in enumerate(_transposed(lanes, block)):
-                with builder.if_then(builder.icmp_signed(">", builder.sub(cols, j), INT64(c))):
-                    lanes.store(vector, lanes.at(out, builder.mul(INT64(c), ldt)))
-        return context.get_dummy_value()
-
-    return types.void(source, n, n, n, n, target, n, n), generate
-
-
-@intrinsic
-def transpose_times_slope(typing, source, s0, lds, rows, cols, hidden, h0, ldh, activation):
-    """hidden[h0 + j * ldh + i] = source[s0 + i * lds + j] * slope, i < rows, j < cols.
-
-    `hidden` comes as the value of the activation, from which its slope follows: 1, (h > 0), or 1 - h^2.
+    Where a vector is wider than the stride of `target`, what one row leaves too much is covered by the next one.
     """
-    n = types.int64
+    return types.void(like, *[types.int64] * 6), emitter(_copy, _PANEL)
 
-    def generate(context, builder, signature, arguments):
-        source, s0, lds, rows, cols, hidden, h0, ldh, activation = arguments
-        lanes = Lanes(builder, context.get_data_type(signature.args[0].dtype))
-        source = address(context, builder, signature.args[0], source, s0)
-        hidden = address(context, builder, signature.args[5], hidden, h0)
-        with _blocks(lanes, rows, cols) as (i, j):
-            block = _load_block(lanes, lanes.at(source, builder.add(j, builder.mul(i, lds))), lds,
-                                builder.sub(rows, i), builder.sub(cols, j))
-            out = lanes.at(hidden, builder.add(i, builder.mul(j, ldh)))
-            mask = lanes.first(builder.sub(rows, i))
-            for c, vector in enumerate(_transposed(lanes, block)):
-                with builder.if_then(builder.icmp_signed(">", builder.sub(cols, j), INT64(c))):
-                    place = lanes.at(out, builder.mul(INT64(c), ldh))
-                    lanes.masked_store(_sloped(lanes, vector, lanes.masked_load(place, mask), activation), place, mask)
-        return context.get_dummy_value()
 
-    return types.void(source, n, n, n, n, hidden, n, n, n), generate
+@intrinsic
+def transpose_panel(typing, like, source, lds, rows, cols, target, ldt):
+    """target[j * ldt + i] = source[i * lds + j], i < rows, j < cols; then anything up to the next whole vector."""
+    return types.void(like, *[types.int64] * 6), emitter(_transpose, _PANEL)
+
+
+@intrinsic
+def transpose_times_slope(typing, like, source, lds, rows, cols, target, ldt, activation):
+    """target[j * ldt + i] = source[i * lds + j] * slope, i < rows, j < cols.
+
+    `target` comes holding the value of the activation, from which its slope follows: 1, (h > 0), or 1 - h^2.
+    """
+    return types.void(like, *[types.int64] * 7), emitter(_transpose_times_slope, _PANEL + " activation")
+
+
+def _copy(lanes, source, lds, rows, cols, target, ldt):
+    builder = lanes.builder
+    with cgutils.for_range_slice(builder, INT64(0), cols, INT64(lanes.count), intp=INT64) as (j, _):
+        mask, column, out = lanes.first(builder.sub(cols, j)), lanes.at(source, j), lanes.at(target, j)
+        with cgutils.for_range(builder, rows, intp=INT64) as row:
+            value = lanes.masked_load(lanes.at(column, builder.mul(row.index, lds)), mask)
+            lanes.store(value, lanes.at(out, builder.mul(row.index, ldt)))
+
+
+def _transpose(lanes, source, lds, rows, cols, target, ldt):
+    builder = lanes.builder
+    with _squares(lanes, source, lds, rows, cols) as (i, lines):
+        for j, line in lines:
+            lanes.store(line, lanes.at(target, builder.add(i, builder.mul(j, ldt))))
+
+
+def _transpose_times_slope(lanes, source, lds, rows, cols, target, ldt, activation):
+    builder = lanes.builder
+    with _squares(lanes, source, lds, rows, cols) as (i, lines):
+        mask = lanes.first(builder.sub(rows, i))
+        for j, line in lines:
+            place = lanes.at(target, builder.add(i, builder.mul(j, ldt)))
+            value = _times_slope(lanes, line, lanes.masked_load(place, mask), activation)
+            lanes.masked_store(value, place, mask)
 
 
 @contextmanager
-def _blocks(lanes, rows, cols):
-    """Loops over square blocks of as many rows and columns as a vector has lanes."""
+def _squares(lanes, source, lds, rows, cols):
+    """Loops over squares of as many rows and columns as there are lanes: the first row of each, and (column, transposed
+    line) for all of its columns, behind a branch that skips columns which do not exist.
+    """
     builder, step = lanes.builder, INT64(lanes.count)
     with (
         cgutils.for_range_slice(builder, INT64(0), rows, step, intp=INT64) as (i, _),
         cgutils.for_range_slice(builder, INT64(0), cols, step, intp=INT64) as (j, _),
     ):
-        yield i, j
+        corner = lanes.at(source, builder.add(j, builder.mul(i, lds)))
+        square = _transposed(lanes, _load_square(lanes, corner, lds, builder.sub(rows, i), builder.sub(cols, j)))
+        yield i, _existing(builder, j, cols, square)
 
 
-def _load_block(lanes, source, lds, rows, cols):
-    """The rows of a block, zero where there is none."""
+def _existing(builder, j, cols, lines):
+    """(column, line) for each column, each within its own branch."""
+    for c, line in enumerate(lines):
+        column = builder.add(j, INT64(c))
+        with builder.if_then(builder.icmp_signed("<", column, cols)):
+            yield column, line
+
+
+def _load_square(lanes, corner, lds, rows, cols):
+    """The lines of a square; where there are fewer, the last one again."""
     builder = lanes.builder
-    mask, nothing = lanes.first(cols), ir.Constant(lanes.mask, None)
-    block = []
+    mask, last = lanes.first(cols), builder.sub(rows, INT64(1))
+    square = []
     for r in range(lanes.count):
-        there = builder.select(builder.icmp_signed(">", rows, INT64(r)), mask, nothing)
-        block.append(lanes.masked_load(lanes.at(source, builder.mul(INT64(r), lds)), there))
-    return block
+        row = builder.select(builder.icmp_signed("<", INT64(r), last), INT64(r), last)
+        square.append(lanes.masked_load(lanes.at(corner, builder.mul(row, lds)), mask))
+    return square
 
 
-def _transposed(lanes, block):
-    """A square block transposed in registers: at each level, the off-diagonal halves of every sub-block trade places."""
+def _transposed(lanes, square):
+    """A square transposed in registers: at each level, the off-diagonal quarters of every sub-square trade places."""
     n, span = lanes.count, 1
     while span < n:
         upper = [i if not i & span else n + i - span for i in range(n)]
         lower = [i + span if not i & span else n + i for i in range(n)]
-        for r in range(n):
-            if not r & span:
-                pair = block[r], block[r + span]
-                block[r], block[r + span] = lanes.shuffle(*pair, upper), lanes.shuffle(*pair, lower)
+        for r in (r for r in range(n) if not r & span):
+            pair = square[r], square[r + span]
+            square[r], square[r + span] = lanes.shuffle(*pair, upper), lanes.shuffle(*pair, lower)
         span *= 2
-    return block
+    return square
 
 
-def _sloped(lanes, vector, hidden, activation):
+def _times_slope(lanes, vector, hidden, activation):
     """`vector` times the slope of the activation whose value is `hidden`."""
     builder = lanes.builder
-    one = ir.Constant(lanes.vector, [1.0] * lanes.count)
-    slope = builder.fsub(one, builder.fmul(hidden, hidden))
+    slope = builder.fsub(lanes.constant(1), builder.fmul(hidden, hidden))
     is_tanh, is_relu = (builder.icmp_signed("==", activation, INT64(code)) for code in (TANH, RELU))
     smooth = builder.select(is_tanh, builder.fmul(vector, slope), vector)
     return builder.select(is_relu, lanes.positive(hidden, vector), smooth)

@@ -16,26 +16,38 @@ def one_of(argument: str, value: object, wanted: Iterable[str]) -> None:
         raise UsageError(f"{argument}: {value!r} came, one of {', '.join(map(repr, words))} was wanted")
 
 
-def rows_of(x: np.ndarray, inputs: int, dtype: np.dtype) -> np.ndarray:
-    """`x` as contiguous rows of `inputs` numbers of that dtype."""
+def check_width(x: np.ndarray, inputs: int) -> None:
+    """Refuse `x` unless it is rows of `inputs` numbers."""
     if x.ndim != 2 or x.shape[1] != inputs:
         raise ShapeError(f"x: shape {x.shape} came, (rows, {inputs}) was wanted")
-    if x.dtype == dtype and x.flags.c_contiguous:
+
+
+def same_rows(x: np.ndarray, y: np.ndarray) -> None:
+    """Refuse `y` unless it has as many rows as `x`."""
+    if len(x) != len(y):
+        raise ShapeError(f"y: {len(y)} rows came, {len(x)} were wanted, as x has")
+
+
+def rows_of(x: np.ndarray, inputs: int, dtype: np.dtype) -> np.ndarray:
+    """`x` as contiguous, writeable rows of `inputs` numbers of that dtype."""
+    check_width(x, inputs)
+    if x.dtype == dtype and x.flags.c_contiguous and x.flags.writeable:
         return x
     if x.dtype.kind != "f":
         raise ShapeError(f"x: {x.dtype} came, {dtype} was wanted; bytes are scaled first: x.astype('{dtype}') / 255")
-    return np.ascontiguousarray(x, dtype)
+    # Kernels do not write to x, but numba would compile them once more for arrays that are read-only.
+    return np.array(x, dtype, order="C")
 
 
 def labels_of(y: np.ndarray, rows: int) -> np.ndarray:
     """`y` as int64 labels, one a row."""
     if y.shape != (rows,) or y.dtype.kind not in "iu":
         raise ShapeError(f"y: {y.dtype} of shape {y.shape} came, integers of shape ({rows},) were wanted")
-    return np.ascontiguousarray(y, np.int64)
+    return np.require(y, np.int64, "CW")
 
 
 def targets_of(y: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """`y` as targets of the shape and dtype of `outputs`; one column may come flat."""
     if y.shape != outputs.shape and y.shape != outputs.shape[: 1 if outputs.shape[1] == 1 else 2]:
         raise ShapeError(f"y: shape {y.shape} came, {outputs.shape} was wanted, as the outputs have")
-    return np.ascontiguousarray(y, outputs.dtype).reshape(outputs.shape)
+    return np.require(y, outputs.dtype, "CW").reshape(outputs.shape)

@@ -8,35 +8,27 @@ first layer for the inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from mpiddl import kernels
-from mpiddl.errors import DataError, ShapeError, UsageError
-from mpiddl.memory import FlatBuffer, aligned_zeros, float_dtype, slices
+from mpiddl.errors import DataError, UsageError
+from mpiddl.memory import FlatBuffer, slices
 from mpiddl.models.base import Arrays, Ready, Score
-from mpiddl.models.checks import labels_of, one_of, rows_of, targets_of
+from mpiddl.models.checks import check_width, labels_of, one_of, rows_of, same_rows, targets_of
+from mpiddl.models.workspace import Workspace
 
 ACTIVATIONS = {"relu": kernels.RELU, "tanh": kernels.TANH}
 
 
-class Workspace(NamedTuple):
-    """The output of every layer, for as many rows as ever come, and scratch memory for the products."""
-
-    outputs: tuple[np.ndarray, ...]
-    scratch: np.ndarray
-
-    def layers(self, rows: int) -> list[np.ndarray]:
-        """The arrays, cut to `rows` rows."""
-        if rows > len(self.outputs[0]):
-            raise ShapeError(f"x: {rows} rows came, at most {len(self.outputs[0])} were wanted, as the workspace has")
-        return [array[:rows] for array in self.outputs]
+ROWS_AT_ONCE = 256
+"""Rows that go through all layers together where no gradient is wanted: their activations stay in the caches."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +47,8 @@ class MLP:
     initialisation
         "he": normal with variance 2/inputs of the layer; "glorot": uniform within sqrt(6/(inputs + outputs)).
         Biases start at zero.
+    threads
+        Threads that share each product; more than one pays only where a rank has cores to itself.
 
     Raises
     ------
@@ -72,6 +66,7 @@ class MLP:
     activation: Literal["relu", "tanh"] = "relu"
     loss: Literal["cross-entropy", "squared-error"] = "cross-entropy"
     initialisation: Literal["he", "glorot"] = "he"
+    threads: int = 1
 
     def __post_init__(self):
         sizes = tuple(self.sizes) if isinstance(self.sizes, Sequence) else ()
@@ -81,6 +76,8 @@ class MLP:
         one_of("activation", self.activation, ACTIVATIONS)
         one_of("loss", self.loss, ("cross-entropy", "squared-error"))
         one_of("initialisation", self.initialisation, ("he", "glorot"))
+        if not isinstance(self.threads, (int, np.integer)) or self.threads < 1:
+            raise UsageError(f"threads: {self.threads!r} came, an integer >= 1 was wanted")
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -117,45 +114,41 @@ class MLP:
         -------
         Score for cross-entropy, float for the squared error.
         """
-        work = work or self.workspace(len(x), params["weight1"].dtype)
+        x = rows_of(x, self.sizes[0], params["weight1"].dtype)
+        work = work or self.workspace(len(x), x.dtype)
         layers = self._forward(params, x, work)
-        loss, delta = self._loss(layers[-1], y)
-        for layer in reversed(range(len(layers) - 1)):
-            weight, bias = self._names[layer]
-            kernels.weight_gradient(layers[layer], delta, grad[weight], grad[bias], work.scratch)
+        score = self._loss(layers[-1], y)
+        for layer in reversed(range(len(self._names))):
+            self._backward(layer, layers, grad, work)
             if ready:
                 ready(self._parts[layer])
             if layer:
-                # The activations have served: the gradient with respect to them takes their place.
-                kernels.input_gradient(delta, params[weight], ACTIVATIONS[self.activation], layers[layer], work.scratch)
-                delta = layers[layer]
-        return loss if self.loss == "cross-entropy" else loss.loss
+                self._backward_to_inputs(layer, layers, params, work)
+        return score.loss if score.correct is None else score
 
     def predict(self, params: Arrays, x: np.ndarray) -> np.ndarray:
         """Outputs of the last layer, shape (n, outputs), new memory; for classes, before the softmax (logits)."""
-        return self._forward(params, x, self.workspace(len(x), params["weight1"].dtype))[-1]
+        return np.concatenate([outputs.copy() for _, outputs in self._outputs(params, x)])
 
-    def score(self, params: Arrays, x: np.ndarray, y: np.ndarray, *, work: Workspace | None = None) -> Score:
+    def score(self, params: Arrays, x: np.ndarray, y: np.ndarray) -> Score:
         """The summed loss and the number of rows whose class was found (None for the squared error)."""
-        work = work or self.workspace(len(x), params["weight1"].dtype)
-        return self._loss(self._forward(params, x, work)[-1], y)[0]
+        same_rows(x, y)
+        parts = [self._loss(outputs, y[rows]) for rows, outputs in self._outputs(params, x)]
+        found = [part.correct for part in parts if part.correct is not None]
+        return Score(sum(part.loss for part in parts), sum(found) if found else None)
 
     def workspace(self, max_rows: int, dtype: DTypeLike) -> Workspace:
-        """Scratch arrays for up to `max_rows` rows."""
-        dtype = float_dtype(dtype)
-        outputs = tuple(aligned_zeros(max_rows * n, dtype).reshape(max_rows, n) for n in self.sizes[1:])
-        layers = zip(self.sizes, self.sizes[1:], strict=False)
-        scratch = max(kernels.scratch_size(max_rows, n, m, dtype.itemsize) for n, m in layers)
-        return Workspace(outputs, aligned_zeros(scratch, dtype))
+        """All that a step of up to `max_rows` rows writes to besides its gradient."""
+        return Workspace(self.sizes, max_rows, dtype, self.threads)
 
     def warm(self, dtype: DTypeLike) -> None:
-        """Compile (or load from the cache) every kernel that a training step calls: one process compiles, then the
-        others find the cache filled.
+        """Compile, or load from the cache, every kernel that a gradient and a score call.
+
+        When one process has done this, the others find the cache filled.
         """
         params, grad = FlatBuffer(self.shapes, dtype), FlatBuffer(self.shapes, dtype)
         x = np.zeros((1, self.sizes[0]), params.dtype)
-        classes = self.loss == "cross-entropy"
-        y = np.zeros(1, np.int64) if classes else np.zeros((1, self.sizes[-1]), params.dtype)
+        y = np.zeros(1, np.int64) if self.loss == "cross-entropy" else np.zeros((1, self.sizes[-1]), params.dtype)
         self.gradient(params.views, x, y, grad.views)
 
     @cached_property
@@ -169,26 +162,52 @@ class MLP:
         parts = slices(self.shapes)
         return [slice(parts[weight].start, parts[bias].stop) for weight, bias in self._names]
 
+    @cached_property
+    def _codes(self) -> list[int]:
+        """The activation behind each layer."""
+        return [ACTIVATIONS[self.activation]] * (len(self.sizes) - 2) + [kernels.IDENTITY]
+
+    def _outputs(self, params: Arrays, x: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Some rows at a time and their outputs, which the next ones overwrite."""
+        dtype = params["weight1"].dtype
+        check_width(x, self.sizes[0])
+        work = self.workspace(min(len(x), ROWS_AT_ONCE), dtype)
+        for begin in range(0, max(len(x), 1), ROWS_AT_ONCE):
+            rows = slice(begin, begin + ROWS_AT_ONCE)
+            yield rows, self._forward(params, rows_of(x[rows], self.sizes[0], dtype), work)[-1]
+
     def _forward(self, params: Arrays, x: np.ndarray, work: Workspace) -> list[np.ndarray]:
         """The input and the output of every layer."""
-        dtype = params["weight1"].dtype
-        x = rows_of(x, self.sizes[0], dtype)
         layers = [x, *work.layers(len(x))]
         for layer, (weight, bias) in enumerate(self._names):
-            hidden = layer + 1 < len(self._names)
-            activation = ACTIVATIONS[self.activation] if hidden else kernels.IDENTITY
-            kernels.forward(layers[layer], params[weight], params[bias], activation, layers[layer + 1], work.scratch)
+            out, size = layers[layer + 1], self.sizes[layer + 1]
+            operations = 2 * out.size * self.sizes[layer]
+            arguments = layers[layer], params[weight], params[bias], self._codes[layer], out
+            work.share(kernels.forward, size, operations, *arguments)
         return layers
 
-    def _loss(self, outputs: np.ndarray, y: np.ndarray) -> tuple[Score, np.ndarray]:
-        """The summed loss, and its gradient with respect to the outputs, in their place."""
+    def _backward(self, layer: int, layers: list[np.ndarray], grad: Arrays, work: Workspace) -> None:
+        """Gradient with respect to a layer's weights and biases, its output's gradient being in its place."""
+        weight, bias = self._names[layer]
+        x, delta = layers[layer], layers[layer + 1]
+        work.share(kernels.weight_gradient, self.sizes[layer], 2 * x.size * delta.shape[1], x, delta, grad[weight])
+        kernels.bias_gradient(delta, grad[bias])
+
+    def _backward_to_inputs(self, layer: int, layers: list[np.ndarray], params: Arrays, work: Workspace) -> None:
+        """Gradient with respect to a layer's inputs, in the place of these: they have served."""
+        delta, hidden, weight = layers[layer + 1], layers[layer], params[self._names[layer][0]]
+        arguments = delta, weight, self._codes[layer - 1], hidden
+        work.share(kernels.input_gradient, self.sizes[layer], 2 * hidden.size * delta.shape[1], *arguments)
+
+    def _loss(self, outputs: np.ndarray, y: np.ndarray) -> Score:
+        """The summed loss; its gradient takes the place of the outputs."""
         if self.loss == "squared-error":
-            return Score(kernels.squared_error(outputs, targets_of(y, outputs), outputs)), outputs
+            return Score(kernels.squared_error(outputs, targets_of(y, outputs), outputs))
         y = labels_of(y, len(outputs))
         loss, correct, bad = kernels.softmax_cross_entropy(outputs, y, outputs)
         if bad >= 0:
             raise DataError(f"y: row {bad} has label {y[bad]}, wanted 0 to {outputs.shape[1] - 1}")
-        return Score(loss, correct), outputs
+        return Score(loss, correct)
 
 
 def Softmax(inputs: int, classes: int, initialisation: Literal["he", "glorot"] = "glorot") -> MLP:

@@ -1,0 +1,88 @@
+"""Weight gradient of a dense layer: grad = x.T @ delta; 2 n k m operations. And the bias gradient, n m operations.
+
+The sum runs over the rows, which are few, and the result is large: it is written once, and the place of the next tile
+is fetched for writing meanwhile. Both factors are small and packed: x by columns, ROWS at a time, delta by panels.
+"""
+
+from __future__ import annotations
+
+from .blocking import PANEL_BYTES, panel_count, panel_edge, part_size, round_up
+from .jit import inlined, kernel
+from .lanes import WIDTH, base, lanes_of, size_of
+from .panels import copy_panel
+from .tile import CHUNK, ROWS, tile_columns
+
+DEPTH = 256
+BLOCK_BYTES = 1 << 17
+BLOCK_ROWS = 256
+
+
+def weight_gradient_scratch(rows: int, outputs: int, itemsize: int) -> int:
+    """Elements of scratch memory that `weight_gradient` needs."""
+    lanes, panel = WIDTH // itemsize, PANEL_BYTES // itemsize
+    block = max(BLOCK_BYTES // itemsize, rows * ROWS) + lanes
+    return panel + BLOCK_ROWS * panel + rows * round_up(outputs, lanes) + block
+
+
+@kernel
+def weight_gradient(x, delta, grad, scratch, begin, end):
+    """grad[begin:end] = (x.T @ delta)[begin:end].
+
+    x (n, k), delta (n, m) and grad (k, m) are C-contiguous and of one dtype; `scratch` holds
+    `weight_gradient_scratch` elements. Without rows the gradient is zero.
+    """
+    n, m, size = x.shape[0], delta.shape[1], size_of(x)
+    height = part_size(end - begin, max(ROWS, min(BLOCK_ROWS, BLOCK_BYTES // size // max(n, 1))), ROWS)
+    # In scratch: a row of zeros, partial sums, delta, a block of x.
+    zeros = base(scratch)
+    for j in range(PANEL_BYTES // size):
+        scratch[j] = 0
+    sums = zeros + PANEL_BYTES
+    right = sums + height * PANEL_BYTES
+    left = right + n * round_up(m, lanes_of(x)) * size
+    _pack_delta(delta, right)
+    for top in range(begin, end, height):
+        _block(x, m, base(grad), zeros, sums, right, left, top, min(end, top + height))
+
+
+@kernel
+def bias_gradient(delta, grad):
+    """grad = the sum of the rows of delta, in their order."""
+    for j in range(delta.shape[1]):
+        grad[j] = 0
+    for i in range(delta.shape[0]):
+        for j in range(delta.shape[1]):
+            grad[j] += delta[i, j]
+
+
+@inlined
+def _pack_delta(delta, right):
+    """delta by panels, one part of its rows after the other."""
+    n, m = delta.shape
+    lanes, size, depth = lanes_of(delta), size_of(delta), part_size(delta.shape[0], DEPTH, CHUNK)
+    for k0 in range(0, n, depth):
+        steps = min(depth, n - k0)
+        for p in range(panel_count(m, lanes)):
+            edge, beyond = panel_edge(p, m, lanes), panel_edge(p + 1, m, lanes)
+            source, target = k0 * m + edge, k0 * round_up(m, lanes) + edge * steps
+            copy_panel(delta, base(delta) + size * source, m, steps, min(beyond, m) - edge, right + size * target, beyond - edge)
+
+
+@inlined
+def _block(x, m, grad, zeros, sums, right, left, top, bottom):
+    """Rows top to bottom of the gradient."""
+    n, k = x.shape
+    lanes, size, depth = lanes_of(x), size_of(x), part_size(x.shape[0], DEPTH, CHUNK)
+    for i in range(top, bottom, ROWS):
+        copy_panel(x, base(x) + size * i, k, n, min(ROWS, bottom - i), left + size * (i - top) * n, ROWS)
+    for p in range(panel_count(m, lanes)):
+        edge, beyond = panel_edge(p, m, lanes), panel_edge(p + 1, m, lanes)
+        # Without rows, one empty sum writes the zeros.
+        for k0 in range(0, max(n, 1), depth):
+            steps = min(depth, n - k0)
+            b = right + size * (k0 * round_up(m, lanes) + edge * steps)
+            for i in range(top, bottom, ROWS):
+                a, kept = left + size * ((i - top) * n + k0 * ROWS), sums + (i - top) * PANEL_BYTES
+                s, lds = (kept, beyond - edge) if k0 else (zeros, 0)
+                c, ldc = (grad + size * (i * m + edge), m) if k0 + steps == n else (kept, beyond - edge)
+                tile_columns(x, a, ROWS, b, s, lds, c, ldc, steps, min(ROWS, bottom - i), min(beyond, m) - edge)
