@@ -9,7 +9,7 @@ from __future__ import annotations
 from .blocking import PANEL_BYTES, panel_count, panel_edge, part_size, round_up
 from .jit import inlined, kernel
 from .lanes import WIDTH, base, lanes_of, size_of
-from .panels import copy_panel
+from .panels import copy_columns, copy_panel
 from .tile import CHUNK, ROWS, tile_columns
 
 DEPTH = 256
@@ -20,7 +20,7 @@ BLOCK_ROWS = 256
 def weight_gradient_scratch(rows: int, outputs: int, itemsize: int) -> int:
     """Elements of scratch memory that `weight_gradient` needs."""
     lanes, panel = WIDTH // itemsize, PANEL_BYTES // itemsize
-    block = max(BLOCK_BYTES // itemsize, rows * ROWS) + lanes
+    block = max(BLOCK_BYTES // itemsize, rows * ROWS)
     return panel + BLOCK_ROWS * panel + rows * round_up(outputs, lanes) + block
 
 
@@ -74,7 +74,7 @@ def _block(x, m, grad, zeros, sums, right, left, top, bottom):
     n, k = x.shape
     lanes, size, depth = lanes_of(x), size_of(x), part_size(x.shape[0], DEPTH, CHUNK)
     for i in range(top, bottom, ROWS):
-        copy_panel(x, base(x) + size * i, k, n, min(ROWS, bottom - i), left + size * (i - top) * n, ROWS)
+        copy_columns(x, base(x) + size * i, k, n, min(ROWS, bottom - i), left + size * (i - top) * n)
     for p in range(panel_count(m, lanes)):
         edge, beyond = panel_edge(p, m, lanes), panel_edge(p + 1, m, lanes)
         # Without rows, one empty sum writes the zeros.

@@ -14,7 +14,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-BIT, INT32, INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
+INT32, INT64 = ir.IntType(32), ir.IntType(64)
 
 
 def _registers() -> tuple[int, int]:
@@ -39,15 +39,15 @@ class Lanes:
         Where instructions go.
     element
         LLVM's float or double.
-    width
-        Bytes of a vector; by default those of a register.
+    count
+        Elements of a vector; by default as many as a register holds.
     """
 
-    def __init__(self, builder: ir.IRBuilder, element: ir.Type, width: int = WIDTH):
+    def __init__(self, builder: ir.IRBuilder, element: ir.Type, count: int | None = None):
         self.builder = builder
         self.element = element
         self.size = 4 if isinstance(element, ir.FloatType) else 8
-        self.count = width // self.size
+        self.count = count or WIDTH // self.size
         self.vector = ir.VectorType(element, self.count)
         self._suffix = f"v{self.count}f{8 * self.size}"
 
@@ -165,15 +165,17 @@ def size_of(typing, array):
     return types.int64(array), lambda context, builder, signature, arguments: INT64(size)
 
 
-def emitter(write: Callable, names: str, width: int = WIDTH) -> Callable:
+def emitter(write: Callable, names: str, count: Callable[[int], int] | None = None) -> Callable:
     """Code of an intrinsic whose first argument is an array that tells the element type, and the rest are int64.
 
     ``write(lanes, **arguments)`` gets the rest by name; those in capitals, which are addresses, as pointers. What it
-    returns, a tuple of values or nothing, the intrinsic returns.
+    returns, a tuple of values or nothing, the intrinsic returns. ``count(size)`` says how many elements of that many
+    bytes a vector has, if not as many as a register.
     """
 
     def generate(context, builder, signature, arguments):
-        lanes = Lanes(builder, context.get_data_type(signature.args[0].dtype), width)
+        bits = signature.args[0].dtype.bitwidth
+        lanes = Lanes(builder, context.get_data_type(signature.args[0].dtype), count and count(bits // 8))
         pointer = lanes.element.as_pointer()
         given = {
             name.lower(): builder.inttoptr(value, pointer) if name.isupper() else value

@@ -19,7 +19,7 @@ from .functions import exp
 from .jit import kernel
 from .lanes import INT64, base, emitter, size_of
 
-SUM_WIDTH = 64
+SUM_BYTES = 64
 """Bytes of the vectors here, whatever the machine has, so that sums over classes are in one order everywhere."""
 
 
@@ -63,7 +63,7 @@ def _softmax(typing, like, source, target, count):
     """target = softmax(source), `count` elements; returns the largest, the sum of exp(x - largest), the argmax."""
     returns = types.Tuple((like.dtype, like.dtype, types.int64))
     kinds = (like, types.int64, types.int64, types.int64)
-    return returns(*kinds), emitter(_write_softmax, "SOURCE TARGET count", SUM_WIDTH)
+    return returns(*kinds), emitter(_write_softmax, "SOURCE TARGET count", lambda size: SUM_BYTES // size)
 
 
 def _write_softmax(lanes, source, target, count):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .lanes import INT64, emitter
+from .tile import ROWS
 
 IDENTITY, RELU, TANH = 0, 1, 2
 """Activations by number."""
@@ -18,11 +20,15 @@ _PANEL = "SOURCE lds rows cols TARGET ldt"
 
 @intrinsic
 def copy_panel(typing, like, source, lds, rows, cols, target, ldt):
-    """target[i * ldt + j] = source[i * lds + j], i < rows, j < cols; then anything up to the next whole vector.
-
-    Where a vector is wider than the stride of `target`, what one row leaves too much is covered by the next one.
-    """
+    """target[i * ldt + j] = source[i * lds + j], i < rows, j < cols; then anything up to the next whole vector."""
     return types.void(like, *[types.int64] * 6), emitter(_copy, _PANEL)
+
+
+@intrinsic
+def copy_columns(typing, like, source, lds, rows, cols, target):
+    """target[i * ROWS + j] = source[i * lds + j], i < rows, j < cols <= ROWS; then anything up to ROWS."""
+    write = partial(_copy, ldt=INT64(ROWS))
+    return types.void(like, *[types.int64] * 5), emitter(write, "SOURCE lds rows cols TARGET", lambda size: ROWS)
 
 
 @intrinsic

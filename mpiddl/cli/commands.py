@@ -156,7 +156,7 @@ def step(path: Path | None, threads: int, seconds: float) -> None:
     from mpiddl.bench.output import show, write
 
     rows = module.run(threads=threads, seconds=seconds)
-    show("step", rows)
+    show("training steps", rows, ("p10", "p90", "gflops"))
     if path:
         write(path, rows)
 
