@@ -220,7 +220,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_earlier_checkpoint(command, tmp_
     )
     if command("unshare", "--user", "--map-root-user", "--mount", "true").returncode != 0:
         pytest.skip("this kernel lets us mount no file system of our own")
-    done = command("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script)
+    done = command("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, env={"TMPDIR": str(tmp_path)})
     assert done.returncode == 1 and done.stderr.count("mpiddl: error") == 2 and "Traceback" not in done.stderr
     assert "checkpoints: cannot be written: No space left on device" in done.stderr
     assert "earlier checkpoints are untouched" in done.stderr and "out.npy: cannot be written: No space" in done.stderr

@@ -82,9 +82,8 @@ def test_a_delay_applies_each_gradient_that_many_steps_later():
     assert weights(late).tobytes() == weights(untouched).tobytes()
 
 
-@pytest.mark.parametrize("strategy", [Delayed(3), LocalSGD(4), Gossip(), Bucketed()], ids=repr)
-@pytest.mark.parametrize("cut", [4, 23])
-def test_state_in_flight_survives_a_checkpoint(tmp_path, strategy, cut):
+@pytest.mark.parametrize("strategy", [Delayed(3), LocalSGD(4), Gossip()], ids=repr)
+def test_state_in_flight_survives_a_checkpoint(tmp_path, strategy, cut=6):
     straight = on_virtual_ranks(3, strategy, max_steps=30, out=tmp_path / "a", checkpoint_every=cut)[0]
     for kept in sorted((tmp_path / "a" / "checkpoints").glob("step-*"))[1:]:
         shutil.rmtree(kept)  # as if the job had been killed right after its first checkpoint
