@@ -88,8 +88,10 @@ def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, o
         files |= {MODEL: model, OPTIMISER: optimiser}
     try:
         with agreed(comm), writing(folder, CheckpointError, KEPT):
-            aside.mkdir(parents=True, exist_ok=True)
+            if comm.rank == 0:
+                _clear(folder)
         with agreed(comm), writing(folder, CheckpointError, KEPT):
+            aside.mkdir(parents=True, exist_ok=True)
             written = {name: _write(aside / name, content) for name, content in files.items() if content}
         everyone = comm.allgather((written, structure))
         manifest = {
@@ -107,7 +109,7 @@ def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, o
             shutil.rmtree(aside, ignore_errors=True)
         raise
     if comm.rank == 0:
-        for old in _complete(folder)[:-keep]:
+        for old in complete(folder)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
     return manifest
 
@@ -137,7 +139,7 @@ def find(path: Path) -> Path:
     """The checkpoint that ``path`` means: itself, or the newest below it."""
     if (path / "manifest.json").is_file():
         return path
-    newest = _complete(path / "checkpoints") or _complete(path)
+    newest = complete(path / "checkpoints") or complete(path)
     if not newest:
         raise CheckpointError(f"{path}: no checkpoint here; wanted a run folder (--out) or a folder with a manifest.json")
     return newest[-1]
@@ -235,9 +237,23 @@ def _replace(aside: Path, target: Path) -> None:
     shutil.rmtree(older, ignore_errors=True)
 
 
-def _complete(folder: Path) -> list[Path]:
+def complete(folder: Path) -> list[Path]:
     """Whole checkpoints below ``folder``, oldest first."""
-    return sorted(entry for entry in folder.glob("step-*") if (entry / "manifest.json").is_file())
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.startswith("step-"))
+        return [folder / name for name in names if os.path.isfile(folder / name / "manifest.json")]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}; wanted the checkpoints in it") from None
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a killed run left unfinished."""
+    for name in os.listdir(folder) if folder.exists() else ():
+        if name.startswith((".writing-", ".replaced-")):
+            entry = folder / name
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 def load_manifest(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +35,7 @@ class Folder:
         self.summary = self.path / "summary.json"
         self.checkpoints = self.path / "checkpoints"
         self.curves = self.path / "curves.png"
+        self._lock: int | None = None
 
     def prepare(self, resume: bool, overwrite: bool) -> None:
         """Make the folder. One that holds a run is continued, replaced or refused, never mixed with another.
@@ -44,19 +47,42 @@ class Folder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            there = [name for name in CONTENTS if (self.path / name).exists()]
-            if there and overwrite:
-                self._clear()
-            elif there and not resume:
-                raise UsageError(
-                    f"out: {self.path} already holds a run ({', '.join(there)}); continue it with --resume, replace it with "
-                    "--overwrite, or name another folder"
-                )
+            self._take()
+            self._make_room(resume, overwrite)
         except OSError as error:
+            self.release()
             raise UsageError(f"out: {self.path}: {error.strerror}; wanted a folder that can be written") from None
+        except UsageError:
+            self.release()
+            raise
 
-    def has_checkpoint(self) -> bool:
-        return any(self.checkpoints.glob("step-*/manifest.json"))
+    def _make_room(self, resume: bool, overwrite: bool) -> None:
+        there = [name for name in CONTENTS if (self.path / name).exists()]
+        if there and overwrite:
+            self._clear()
+        elif there and not resume:
+            raise UsageError(
+                f"out: {self.path} already holds a run ({', '.join(there)}); continue it with --resume, replace it with "
+                "--overwrite, or name another folder"
+            )
+
+    def release(self) -> None:
+        """Let another run use the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _take(self) -> None:
+        """Hold the folder for this run; the lock ends with the process, however that ends."""
+        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise UsageError(f"out: {self.path}: another run is writing there; wait for it or name another folder") from None
+        except OSError:  # a file system without locks
+            pass
+        self._lock = lock
 
     def write_job(self, settings: Mapping[str, Any], of_a_program: Sequence[str] = ()) -> None:
         """Write the settings, and which of them a Python program replaced by objects of its own."""

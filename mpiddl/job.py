@@ -19,6 +19,8 @@ from typing import Any
 
 from mpiddl.errors import UsageError
 
+LARGEST = 10**300  # beyond, floats end
+
 
 def setting(default: Any, text: str, choices: tuple[str, ...] = (), least: float | None = None, most: float | None = None,
             above: float | None = None) -> Any:
@@ -154,6 +156,8 @@ def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
     if kind is tuple and (parts := _whole_numbers(value)) is not None:
         return parts
     if (kind is float and _is_number(value, Real)) or (kind is int and _is_number(value, Integral)):
+        if isinstance(value, Integral) and abs(value) > LARGEST:
+            raise UsageError(f"{field.name}: got a number of more than 300 digits, wanted a smaller one")
         return kind(value)
     if not isinstance(value, kind) or kind is not str:
         wanted = {tuple: "a list of whole numbers", int: "a whole number", float: "a number", str: "a word"}[kind]

@@ -48,11 +48,12 @@ class Lines:
     def __init__(self, path: Path | None, keep_steps: int = 0):
         self._path, self._file = path, None
         if path is not None:
-            kept = [line for line in read_lines(path) if line["step"] <= keep_steps]
             with writing(path):
-                self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
-            for line in kept:
-                self.write(line)
+                kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= keep_steps]
+                aside = path.with_name(f".{path.name}")
+                aside.write_text("".join(kept), encoding="utf-8")
+                aside.replace(path)
+                self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def write(self, line: dict[str, Any]) -> None:
         if self._file is not None and self._path is not None:
@@ -205,9 +206,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file that a killed run may have left half-written."""
     lines = []
     if path.exists():
-        for text in path.read_text(encoding="utf-8").splitlines():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                lines.append(json.loads(text))
-            except ValueError:
+                line = json.loads(text)
+                lines.append({**line, "step": int(line["step"])})
+            except (ValueError, TypeError, KeyError):
                 break
     return lines

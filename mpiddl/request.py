@@ -79,7 +79,7 @@ def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, A
     if request.resume and request.overwrite:
         raise UsageError("resume, overwrite: got both, wanted one of them")
     folder = Folder(request.out)
-    if not (request.resume and folder.has_checkpoint()):
+    if not (request.resume and checkpoint.complete(folder.checkpoints)):
         return folder, None, settings
     earlier = checkpoint.find(folder.path)
     before = checkpoint.load_manifest(earlier).get("job", {})

@@ -60,6 +60,15 @@ def open_session(link: Any, control: Any, request: Request) -> Iterator[Session]
     with agreed(control):
         if folder and control.rank == 0:
             folder.prepare(request.resume, request.overwrite)
+    try:
+        yield from _prepared(link, control, request, folder, earlier, job, strategy)
+    finally:
+        if folder:
+            folder.release()
+
+
+def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, earlier: Path | None, job: Job,
+              strategy: Strategy) -> Iterator[Session]:
     data, model = _agreed_data(control, job, request)
     with agreed(control):
         optimiser = request.optimiser if is_object(request.optimiser) else make_optimiser(job)
@@ -152,7 +161,7 @@ def _agreed_data(control: Any, job: Job, request: Request) -> tuple[Data, Any]:
 
 def _checksum(arrays: Any) -> int:
     """Of all targets, and of the first and last row: what ranks that each load a part of their own differ in."""
-    x, y = arrays
+    x, y = (array if hasattr(array, "shape") else np.asarray(array) for array in arrays)
     parts = [np.ascontiguousarray(part).tobytes() for part in (y, x[:1], x[-1:])]
     return crc32(b"".join(parts))
 
@@ -175,6 +184,8 @@ def _pair(argument: str, value: Any) -> tuple[Any, Any]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         came = f"{len(value)} arrays" if isinstance(value, (tuple, list)) else type(value).__name__
         raise UsageError(f"{argument}: got {came}, wanted (x, y), or the name of a data set")
+    if any(isinstance(array, np.ma.MaskedArray) for array in value):
+        raise UsageError(f"{argument}: got a masked array, wanted its missing values filled or their rows left out")
     return value[0], value[1]
 
 
@@ -187,6 +198,8 @@ def _layout(job: Job, data: Data, size: int, earlier: Path | None) -> Layout:
             raise CheckpointError(f"{earlier}: written by a run on {before.get('rows')} rows, data has {data.train.n}")
     else:
         shards = shard_count(size, job.shards or None)
+        if job.shards > max(data.train.n, size):
+            raise UsageError(f"shards: got {job.shards}, wanted at most one a row, {data.train.n}")
     layout = Layout(data.train.n, shards, job.batch, job.validation)
     check_batch(job.batch, layout.train_rows)
     return layout

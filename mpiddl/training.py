@@ -115,7 +115,6 @@ def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = 
         control = link.Dup()
         with open_session(link, control, request) as session:
             result = _run(link, control, session)
-        control.Free()
     link.Free()
     return result
 
@@ -135,7 +134,8 @@ def _enough_memory() -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        raise UsageError(f"out of memory ({error}); wanted a smaller network (hidden) or batch, or fewer rows a rank") from None
+        detail = f" ({error})" if str(error) else ""
+        raise UsageError(f"out of memory{detail}; wanted a smaller network (hidden) or batch, or fewer rows a rank") from None
 
 
 def _run(link: Any, control: Any, session: Session) -> Result:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 import mpiddl
-from mpiddl.errors import ConvergenceError, MismatchError, MpiddlError, ShapeError, UsageError
+from mpiddl.errors import CommError, ConvergenceError, MismatchError, MpiddlError, ShapeError, UsageError
+from mpiddl.folder import Folder
 from mpiddl.optim import SGD
 from mpiddl.strategies import Strategy, chain, describe
 from mpiddl.transport import virtual
@@ -180,3 +183,58 @@ def test_another_strategy_goes_on_from_the_one_model(tmp_path, capsys):
     virtual.run(2, lambda comm: program(comm, strategy="local-sgd", epochs=1))
     virtual.run(2, lambda comm: program(comm, strategy="allreduce", resume=True, quiet=False))
     assert "written by LocalSGD(period=8): from the one model in it" in capsys.readouterr().err
+
+
+def test_two_runs_in_one_folder(tmp_path):
+    folder = Folder(tmp_path)
+    folder.prepare(resume=False, overwrite=False)
+    with pytest.raises(UsageError, match="another run is writing there"):
+        mpiddl.train("mlp", "digits", out=tmp_path, **QUICK)
+    folder.release()
+    mpiddl.train("mlp", "digits", out=tmp_path, **QUICK)
+
+
+def test_what_a_killed_run_left_is_cleared(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".writing-step-00000006").write_text("a file in the way")
+    (tmp_path / "checkpoints" / ".writing-step-00000001").mkdir()
+    mpiddl.train("mlp", "digits", out=tmp_path, overwrite=True, max_steps=6, **QUICK)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000006"]
+
+
+@pytest.mark.parametrize("content", [b"5", b"{}", b"\xff\xfe", b'{"step": "x"}'], ids=repr)
+def test_damaged_metrics_do_not_stop_a_resume(tmp_path, content):
+    mpiddl.train("mlp", "digits", out=tmp_path, max_steps=6, **QUICK)
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    mpiddl.train("mlp", "digits", out=tmp_path, resume=True, **QUICK)
+    assert all(json.loads(line)["step"] > 6 for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.limit(120)
+def test_a_mistake_leaves_no_communicator_behind(comm):
+    for _ in range(800):  # MPICH has 2,048 of them
+        with pytest.raises(UsageError):
+            mpiddl.train("mlp", "digits", comm=comm, epochs=-1)
+
+
+@pytest.mark.mpi(min_size=1)
+def test_a_freed_communicator(comm):
+    gone = comm.Dup()
+    gone.Free()
+    with pytest.raises(CommError, match="got a communicator that was freed"):
+        mpiddl.train("mlp", "digits", comm=gone, **QUICK)
+
+
+OUT_OF_RANGE = [({"shards": 10**9}, "shards: got 1000000000"), ({"rate": 10**400}, "rate: got a number of more than 300")]
+
+
+@pytest.mark.parametrize(("settings", "message"), OUT_OF_RANGE, ids=["shards", "rate"])
+def test_numbers_out_of_all_bounds(settings, message):
+    with pytest.raises(UsageError, match=message):
+        mpiddl.train("mlp", "digits", quiet=True, **settings)
+
+
+def test_a_masked_array():
+    with pytest.raises(UsageError, match="data: got a masked array"):
+        mpiddl.train(Linear(), (np.ma.masked_less(X, 0), Y), **QUICK)

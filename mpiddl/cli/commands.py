@@ -58,6 +58,12 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
         raise UsageError(f"{parameter.name}: got {value!r}, wanted whole numbers separated by commas") from None
 
 
+def _folder(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    if value == "":
+        raise UsageError(f"{parameter.name}: got an empty name (an unset variable?), wanted a folder")
+    return None if value is None else Path(value)
+
+
 @mpiddl.command(epilog="""
 \b
 Examples:
@@ -67,7 +73,7 @@ Examples:
   srun mpiddl train job.toml --max-seconds 3000 --resume
 """)
 @click.argument("job_file", required=False, type=click.Path(path_type=Path), metavar="[JOB.toml]")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for settings, metrics, checkpoints, plots and summary.")
+@click.option("--out", callback=_folder, metavar="DIR", help="Folder for settings, metrics, checkpoints, plots and summary.")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out; start there if there is none.")
 @click.option("--overwrite", is_flag=True, help="Replace the run that is in --out.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the settings and the dealing of shards, and stop.")

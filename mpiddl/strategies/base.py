@@ -1,6 +1,6 @@
 """The strategy interface: how ranks agree on one model.
 
-A strategy is five functions, all optional; what is not written is the identity.
+A strategy is six functions, all optional; what is not written is the identity.
 
     placement   which shards a rank trains on
     init        the strategy's state before the first step

@@ -5,6 +5,7 @@ Cost: one all-gather of a short pickled message each.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -30,7 +31,8 @@ def agreed(comm: Any) -> Iterator[None]:
     except Exception as error:
         failure = error
     known = isinstance(failure, MpiddlError)
-    outcome = None if failure is None else (type(failure).__name__ if known else "", str(failure))
+    words = str(failure) if known else "".join(traceback.format_exception(failure)) if failure else ""
+    outcome = None if failure is None else (type(failure).__name__ if known else "", words)
     outcomes = comm.allgather(outcome)
     if failure is not None and not known:
         raise failure
@@ -43,7 +45,7 @@ def _raise_first(outcomes: list[tuple[str, str] | None]) -> None:
         return
     kind, words = next(outcome for outcome in outcomes if outcome is not None)
     if not kind:
-        raise CommError(f"rank {failed[0]} failed: {words}")
+        raise CommError(f"rank {failed[0]} failed:\n{words}")
     same = [rank for rank in failed if outcomes[rank] == outcomes[failed[0]]]
     where = "" if len(same) == len(outcomes) else f" (on {_name_ranks(same)} of {len(outcomes)})"
     raise getattr(errors, kind)(words + where)

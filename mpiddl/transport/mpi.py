@@ -63,7 +63,9 @@ def connect(comm: Any = None, env: Any = None) -> Any:
         return comm.Dup()
     MPI = load_mpi() if comm is not None else start_mpi(env or {})
     comm = MPI.COMM_WORLD if comm is None else comm
-    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise CommError("comm: got a communicator that was freed, wanted one in use or None for COMM_WORLD")
+    if not isinstance(comm, MPI.Intracomm):
         raise CommError(f"comm: got {type(comm).__name__}, wanted an mpi4py intra-communicator or None for COMM_WORLD")
     return MpiComm(comm.Dup())
 
@@ -75,6 +77,7 @@ def failing_together(link: Any) -> Iterator[None]:
         yield
     except BaseException as error:
         link.fail(error)
+        link.Free()  # all ranks are here
         raise
 
 
@@ -88,6 +91,7 @@ class MpiComm:
         self.meter = Meter()
         self._mpi = load_mpi()
         self._alarm = raw.Dup()  # on which failing ranks find each other, apart from all other traffic
+        self._children: list[MpiComm] = []
 
     def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None:
         entered = now()
@@ -157,7 +161,9 @@ class MpiComm:
         return Envelope(status.source, status.tag)
 
     def Dup(self) -> MpiComm:
-        return MpiComm(self.raw.Dup())
+        """A communicator of the same ranks, freed with this one at the latest."""
+        self._children.append(MpiComm(self.raw.Dup()))
+        return self._children[-1]
 
     def local_ranks(self) -> MpiComm:
         """The ranks of this communicator that share this node's memory."""
@@ -168,6 +174,8 @@ class MpiComm:
         return " ".join(self._mpi.Get_library_version().splitlines()[0].split(",")[0].split()).strip("\0")
 
     def Free(self) -> None:
+        for child in self._children:
+            child.Free()
         for handle in (self._alarm, self.raw):
             if handle != self._mpi.COMM_NULL:
                 handle.Free()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -40,8 +41,10 @@ def start_mpi(env: Mapping[str, str]) -> Any:
     """
     MPI = load_mpi()
     promise, version = launch.promise(env), MPI.Get_library_version()
+    if MPI.Is_finalized():
+        _refuse("MPI: got a program that has finalized it, wanted MPI in use; it cannot be started again")
     if not MPI.Is_initialized():
-        _refuse(launch.check(promise, None, version))
+        _refuse(launch.check(promise, None, version) or _session_folder(env, version))
         initialise(MPI)
     _refuse(launch.check(promise, MPI.COMM_WORLD.size, version))
     return MPI
@@ -52,6 +55,14 @@ def initialise(MPI: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # mpi4py guesses at a foreign launcher, which is known better here
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
+
+
+def _session_folder(env: Mapping[str, str], version: str) -> str | None:
+    """Open MPI ends with a segmentation fault where it cannot make its session folder."""
+    folder = env.get("TMPDIR") or "/tmp"
+    if launch.library(version)[0] != launch.OPEN_MPI or os.access(folder, os.W_OK | os.X_OK):
+        return None
+    return f"TMPDIR: got {folder}, which cannot be written; wanted a folder for Open MPI's session files: export TMPDIR=DIR"
 
 
 def _refuse(trouble: str | None) -> None:
