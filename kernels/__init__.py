@@ -9,8 +9,9 @@ from .dense_weight_gradient import bias_gradient, weight_gradient, weight_gradie
 from .gather import gather_rows
 from .lanes import WIDTH
 from .loss import softmax_cross_entropy, squared_error
+from .norm import sum_squares
 from .panels import IDENTITY, RELU, TANH
-from .update import adam, momentum, nesterov, sgd, sum_squares
+from .update import adam, momentum, nesterov, sgd
 
 __all__ = [
     "IDENTITY",

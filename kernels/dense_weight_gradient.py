@@ -64,8 +64,9 @@ def _pack_delta(delta, right):
         steps = min(depth, n - k0)
         for p in range(panel_count(m, lanes)):
             edge, beyond = panel_edge(p, m, lanes), panel_edge(p + 1, m, lanes)
+            cols, stride = min(beyond, m) - edge, beyond - edge
             source, target = k0 * m + edge, k0 * round_up(m, lanes) + edge * steps
-            copy_panel(delta, base(delta) + size * source, m, steps, min(beyond, m) - edge, right + size * target, beyond - edge)
+            copy_panel(delta, base(delta) + size * source, m, steps, cols, right + size * target, stride)
 
 
 @inlined

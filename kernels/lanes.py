@@ -165,6 +165,17 @@ def size_of(typing, array):
     return types.int64(array), lambda context, builder, signature, arguments: INT64(size)
 
 
+@intrinsic
+def least_of(typing, array):
+    """The smallest normal number of the dtype of `array`, as a constant."""
+    least = {32: 2.0**-126, 64: 2.0**-1022}[array.dtype.bitwidth]
+
+    def generate(context, builder, signature, arguments):
+        return ir.Constant(context.get_data_type(signature.return_type), least)
+
+    return array.dtype(array), generate
+
+
 def emitter(write: Callable, names: str, count: Callable[[int], int] | None = None) -> Callable:
     """Code of an intrinsic whose first argument is an array that tells the element type, and the rest are int64.
 

@@ -91,7 +91,8 @@ def _largest(lanes, source, count):
     with _blocks(lanes, count) as (j, mask):
         value = lanes.masked_load(lanes.at(source, j), mask, float("-inf"))
         better = builder.fcmp_ordered(">", value, builder.load(best))
-        index = builder.add(lanes.splat(builder.trunc(j, integers.element) if lanes.size == 4 else j), ir.Constant(integers, list(range(lanes.count))))
+        first = lanes.splat(builder.trunc(j, integers.element) if lanes.size == 4 else j)
+        index = builder.add(first, ir.Constant(integers, list(range(lanes.count))))
         builder.store(builder.select(better, value, builder.load(best)), best)
         builder.store(builder.select(better, index, builder.load(where)), where)
     largest = lanes.fold(builder.load(best), partial(_select, builder, builder.fcmp_ordered, ">"))

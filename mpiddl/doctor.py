@@ -203,7 +203,7 @@ def _numba_cache(name: str, env: Mapping[str, str]) -> Finding:
         from mpiddl.kernels import sgd
     except RuntimeError as error:
         return Finding(name, False, str(error), remedy)
-    folder = sgd.stats.cache_path
+    folder = sgd.stats.cache_path  # type: ignore[attr-defined]
     writable = os.access(folder, os.W_OK)
     return Finding(name, writable, str(folder), "" if writable else remedy)
 

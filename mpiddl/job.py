@@ -156,7 +156,7 @@ def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
     if kind is tuple and (parts := _whole_numbers(value)) is not None:
         return parts
     if (kind is float and _is_number(value, Real)) or (kind is int and _is_number(value, Integral)):
-        if isinstance(value, Integral) and abs(value) > LARGEST:
+        if isinstance(value, Integral) and abs(int(value)) > LARGEST:
             raise UsageError(f"{field.name}: got a number of more than 300 digits, wanted a smaller one")
         return kind(value)
     if not isinstance(value, kind) or kind is not str:

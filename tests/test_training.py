@@ -137,7 +137,7 @@ def test_ragged_last_batches(rows):
 class Line:
     """The smallest model a user may write: one number, squared error, no optional member."""
 
-    shapes = {"a": (1,)}  # noqa: RUF012
+    shapes = {"a": (1,)}
 
     def init(self, params, rng):
         params["a"][:] = rng.standard_normal()

@@ -21,7 +21,7 @@ QUICK = {"epochs": 2, "batch": 10, "quiet": True}
 class Linear:
     """A model of a user's own, with one mistake at a time."""
 
-    shapes = {"w": (3,)}  # noqa: RUF012
+    shapes = {"w": (3,)}
 
     def init(self, params, rng):
         params["w"][:] = 0
@@ -52,7 +52,7 @@ class Silent(Linear):
 
 
 class Listed(Linear):
-    shapes = [("w", (3,))]  # noqa: RUF012
+    shapes = [("w", (3,))]
 
 
 class Partial(Linear):

@@ -1,18 +1,20 @@
 """Training steps - forward, backward, momentum update - against PyTorch and against plain numpy.
 
-The same network, batch, threads and data for all, in turn within one run: blocks of steps, as a training takes them one after the
-other, and the seconds of a step are a block's divided by its steps. Before the clock starts, each contender takes a few steps from the
-same weights, and their losses have to agree. A row holds, beside what every bench's rows hold (medians), the 10th and 90th percentile
-of both sides, and ``gflops``: multiplications and additions of the products alone, by our median.
+The same network, batch, threads and data for all, in turn within one run: blocks of steps, as a training takes them
+one after the other, and the seconds of a step are a block's divided by its steps. Before the clock starts, each
+contender takes a few steps from the same weights, and their losses have to agree. A row holds, beside what every
+bench's rows hold (medians), the 10th and 90th percentile of both sides, and ``gflops``: multiplications and additions
+of the products alone, by our median.
 
-PyTorch comes twice: "torch" with the optimiser's defaults, "torch fused" with its one-pass update (``fused=True``), the fastest that
-eager PyTorch offers here.
+PyTorch comes twice: "torch" with the optimiser's defaults, "torch fused" with its one-pass update (``fused=True``),
+the fastest that eager PyTorch offers here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,7 @@ def run(threads: int = 1, seconds: float = 8.0) -> list[dict[str, Any]]:
     MpiddlError
         If contenders disagree about the losses of the first steps.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     with _threads(threads):
         for sizes, batch in CASES:
             contenders = _contenders(sizes, batch, threads)
@@ -112,7 +114,7 @@ def torch_step(sizes: tuple[int, ...], x: np.ndarray, y: np.ndarray, **options: 
     model, start = MLP(sizes), FlatBuffer(MLP(sizes).shapes, "float32")
     model.init(start.views, np.random.default_rng(1))
     layers: list[Any] = []
-    for n, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False), 1):
+    for n, (inputs, outputs) in enumerate(pairwise(sizes), 1):
         layer = torch.nn.Linear(inputs, outputs)
         with torch.no_grad():
             layer.weight.copy_(torch.from_numpy(start.views[f"weight{n}"].T.copy()))
@@ -171,7 +173,8 @@ def _seconds(step: Step, count: int) -> float:
 
 
 def _rows(case: str, times: dict[str, list[float]], operations: float) -> Iterator[dict[str, Any]]:
-    low, median, high = (dict(zip(times, np.percentile([*times.values()], q, axis=1).tolist(), strict=True)) for q in (10, 50, 90))
+    quantiles = {name: np.percentile(found, (10, 50, 90)).tolist() for name, found in times.items()}
+    low, median, high = ({name: found[q] for name, found in quantiles.items()} for q in range(3))
     for name in times:
         if name != "mpiddl":
             yield {
@@ -191,7 +194,7 @@ def _rows(case: str, times: dict[str, list[float]], operations: float) -> Iterat
 
 def _operations(sizes: tuple[int, ...], batch: int) -> float:
     """Three products a layer, but for the first, whose inputs need no gradient."""
-    products = [2.0 * batch * n * m for n, m in zip(sizes, sizes[1:], strict=False)]
+    products = [2.0 * batch * n * m for n, m in pairwise(sizes)]
     return 3 * sum(products) - products[0]
 
 

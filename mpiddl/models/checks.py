@@ -31,23 +31,30 @@ def same_rows(x: np.ndarray, y: np.ndarray) -> None:
 def rows_of(x: np.ndarray, inputs: int, dtype: np.dtype) -> np.ndarray:
     """`x` as contiguous, writeable rows of `inputs` numbers of that dtype."""
     check_width(x, inputs)
-    if x.dtype == dtype and x.flags.c_contiguous and x.flags.writeable:
-        return x
     if x.dtype.kind != "f":
         raise ShapeError(f"x: {x.dtype} came, {dtype} was wanted; bytes are scaled first: x.astype('{dtype}') / 255")
-    # Kernels do not write to x, but numba would compile them once more for arrays that are read-only.
-    return np.array(x, dtype, order="C")
+    return _plain(x, dtype)
 
 
 def labels_of(y: np.ndarray, rows: int) -> np.ndarray:
     """`y` as int64 labels, one a row."""
     if y.shape != (rows,) or y.dtype.kind not in "iu":
         raise ShapeError(f"y: {y.dtype} of shape {y.shape} came, integers of shape ({rows},) were wanted")
-    return np.require(y, np.int64, "CW")
+    return _plain(y, np.dtype(np.int64))
 
 
 def targets_of(y: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """`y` as targets of the shape and dtype of `outputs`; one column may come flat."""
     if y.shape != outputs.shape and y.shape != outputs.shape[: 1 if outputs.shape[1] == 1 else 2]:
         raise ShapeError(f"y: shape {y.shape} came, {outputs.shape} was wanted, as the outputs have")
-    return np.require(y, outputs.dtype, "CW").reshape(outputs.shape)
+    return _plain(y, outputs.dtype).reshape(outputs.shape)
+
+
+def _plain(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """`array` itself if it is contiguous, writeable and of that dtype, else a copy that is.
+
+    Kernels write to none of these, but numba would compile them once more for arrays that are read-only.
+    """
+    if array.dtype == dtype and array.flags.c_contiguous and array.flags.writeable:
+        return array
+    return np.array(array, dtype, order="C")

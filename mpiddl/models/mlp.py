@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import sqrt
 from typing import Literal
 
@@ -83,7 +84,7 @@ class MLP:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """weight1, bias1, weight2, ...: shapes (in, out) and (out,)."""
         shapes: dict[str, tuple[int, ...]] = {}
-        for layer, (n, m) in enumerate(zip(self.sizes, self.sizes[1:], strict=False), 1):
+        for layer, (n, m) in enumerate(pairwise(self.sizes), 1):
             shapes |= {f"weight{layer}": (n, m), f"bias{layer}": (m,)}
         return shapes
 

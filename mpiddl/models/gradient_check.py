@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,8 @@ STEP = 1e-6
 """Central differences err by step^2 (truncation) and 1e-16/step (rounding): both far below the default tolerance."""
 
 
-class ArrayReport(NamedTuple):
+@dataclass(frozen=True)
+class ArrayReport:
     """The worst of the elements tried in one array."""
 
     name: str
@@ -100,7 +102,7 @@ def gradcheck(
     return GradientReport(tuple(arrays), tuple(_broken(model, params, grad, x, y)), tolerance)
 
 
-def _gradient(model: Model, params: FlatBuffer, x: np.ndarray, y: np.ndarray, **keywords) -> FlatBuffer:
+def _gradient(model: Model, params: FlatBuffer, x: np.ndarray, y: np.ndarray, **keywords: Any) -> FlatBuffer:
     """The gradient, written over NaN so that what is not written shows."""
     grad = FlatBuffer(model.shapes, np.float64)
     grad.flat[:] = np.nan
@@ -114,7 +116,10 @@ def _loss(model: Model, params: FlatBuffer, x: np.ndarray, y: np.ndarray) -> flo
     return result.loss if isinstance(result, Score) else float(result)
 
 
-def _compare(model, params, grad, name, x, y, samples, rng) -> ArrayReport:
+def _compare(
+    model: Model, params: FlatBuffer, grad: FlatBuffer, name: str, x: np.ndarray, y: np.ndarray, samples: int,
+    rng: np.random.Generator,
+) -> ArrayReport:
     """The worst of some elements of one array."""
     part = params.slice(name)
     size = part.stop - part.start
@@ -142,7 +147,7 @@ def _difference(model: Model, params: FlatBuffer, i: int, x: np.ndarray, y: np.n
     return (losses[0] - losses[1]) / (2 * step)
 
 
-def _broken(model: Model, params: FlatBuffer, grad: FlatBuffer, x: np.ndarray, y: np.ndarray):
+def _broken(model: Model, params: FlatBuffer, grad: FlatBuffer, x: np.ndarray, y: np.ndarray) -> Iterator[str]:
     """Promises that the model does not keep: sums over rows, zero rows, every element announced once and when final."""
     half = len(x) // 2
     parts = _gradient(model, params, x[:half], y[:half]).flat + _gradient(model, params, x[half:], y[half:]).flat
@@ -154,7 +159,7 @@ def _broken(model: Model, params: FlatBuffer, grad: FlatBuffer, x: np.ndarray, y
         yield from _announcements(model, params, grad, x, y)
 
 
-def _announcements(model: Model, params: FlatBuffer, grad: FlatBuffer, x: np.ndarray, y: np.ndarray):
+def _announcements(model: Any, params: FlatBuffer, grad: FlatBuffer, x: np.ndarray, y: np.ndarray) -> Iterator[str]:
     """Whether `ready` hears of every element once, when it is final, in the same order for any number of rows."""
     buffer = FlatBuffer(model.shapes, np.float64)
     heard: list[slice] = []

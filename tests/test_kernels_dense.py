@@ -1,0 +1,226 @@
+"""The products of a dense layer against numpy in float64, between guard bytes that must neither be read nor written."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpiddl import kernels
+from mpiddl.kernels import IDENTITY, RELU, TANH
+
+GUARD = 4096
+"""Bytes on either side of an array: all ones, which is NaN as a float and -1 as a label."""
+
+DTYPES = ["float32", "float64"]
+
+SHAPES = [  # rows, inputs, outputs
+    (0, 3, 5),
+    (1, 1, 1),
+    (1, 257, 10),
+    (2, 3, 100),
+    (3, 7, 15),
+    (7, 16, 17),
+    (15, 17, 2),
+    (16, 31, 33),
+    (17, 2, 64),
+    (31, 33, 16),
+    (33, 64, 257),
+    (64, 100, 31),
+    (100, 257, 7),
+    (257, 15, 3),
+    (300, 290, 49),  # more than one block of rows, of inputs and of panels
+    (5, 40, 1100),
+    (4, 530, 530),
+]
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+each_shape = pytest.mark.parametrize(("n", "k", "m"), SHAPES)
+each_activation = pytest.mark.parametrize("activation", [IDENTITY, RELU, TANH])
+
+
+def guarded(values):
+    """A contiguous copy of `values` between guard bytes, aligned to its elements and to no more."""
+    values = np.asarray(values)
+    start = GUARD + values.itemsize
+    memory = np.full(start + values.nbytes + GUARD, 0xFF, np.uint8)
+    inner = memory[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    inner[...] = values
+    return inner
+
+
+def blank(shape, dtype):
+    """A guarded array that holds NaN."""
+    return guarded(np.full(shape, np.nan, dtype))
+
+
+def intact(*arrays):
+    """Whether the guard bytes round all of these are as they were."""
+    return all(
+        (array.base[: GUARD + array.itemsize] == 0xFF).all() and (array.base[-GUARD:] == 0xFF).all() for array in arrays
+    )
+
+
+def draw(dtype, *shape, seed=0):
+    return guarded(np.random.default_rng([seed, *shape]).normal(size=shape).astype(dtype))
+
+
+def wide(*arrays):
+    return [array.astype(np.float64) for array in arrays]
+
+
+def close(found, wanted, size, terms):
+    """Whether every element is within the rounding of a sum of `terms` products whose absolute values add up to `size`."""
+    return (np.abs(found - wanted) <= 2 * (terms + 4) * np.finfo(found.dtype).eps * size).all()
+
+
+def scratch(size, dtype):
+    return blank(size, dtype)
+
+
+def forward(x, weight, bias, activation, begin=0, end=None):
+    out = blank((len(x), weight.shape[1]), x.dtype)
+    work = scratch(kernels.forward_scratch(x.itemsize), x.dtype)
+    kernels.forward(x, weight, bias, activation, out, work, begin, weight.shape[1] if end is None else end)
+    assert intact(x, weight, bias, out, work)
+    return out
+
+
+def weight_gradient(x, delta, begin=0, end=None):
+    grad = blank((x.shape[1], delta.shape[1]), x.dtype)
+    work = scratch(kernels.weight_gradient_scratch(*delta.shape, x.itemsize), x.dtype)
+    kernels.weight_gradient(x, delta, grad, work, begin, x.shape[1] if end is None else end)
+    assert intact(x, delta, grad, work)
+    return grad
+
+
+def input_gradient(delta, weight, activation, values, begin=0, end=None):
+    hidden = guarded(values)
+    work = scratch(kernels.input_gradient_scratch(*delta.shape, delta.itemsize), delta.dtype)
+    kernels.input_gradient(delta, weight, activation, hidden, work, begin, len(weight) if end is None else end)
+    assert intact(delta, weight, hidden, work)
+    return hidden
+
+
+def activated(z, activation):
+    return {IDENTITY: z, RELU: np.maximum(z, 0), TANH: np.tanh(z)}[activation]
+
+
+def slope(h, activation):
+    return {IDENTITY: np.ones_like(h), RELU: (h > 0).astype(h.dtype), TANH: 1 - h * h}[activation]
+
+
+def digest(dtype):
+    """A fingerprint of all four kernels' results."""
+    x, weight, bias, delta = draw(dtype, 33, 70), draw(dtype, 70, 45), draw(dtype, 45), draw(dtype, 33, 45)
+    hidden = np.tanh(draw(dtype, 33, 70, seed=1))
+    results = [forward(x, weight, bias, activation) for activation in (IDENTITY, RELU, TANH)]
+    results += [weight_gradient(x, delta), input_gradient(delta, weight, TANH, hidden)]
+    return hashlib.sha256(b"".join(result.tobytes() for result in results)).hexdigest()
+
+
+@each_dtype
+@each_activation
+@each_shape
+def test_forward_is_the_activation_of_a_product_and_a_bias(n, k, m, activation, dtype):
+    x, weight, bias = draw(dtype, n, k), draw(dtype, k, m), draw(dtype, m)
+    x64, weight64, bias64 = wide(x, weight, bias)
+    wanted = activated(x64 @ weight64 + bias64, activation)
+    size = np.abs(x64) @ np.abs(weight64) + np.abs(bias64) + 1
+    assert close(forward(x, weight, bias, activation), wanted, size, k)
+
+
+@each_dtype
+@each_shape
+def test_the_weight_gradient_is_the_product_with_the_inputs_transposed(n, k, m, dtype):
+    x, delta = draw(dtype, n, k), draw(dtype, n, m)
+    x64, delta64 = wide(x, delta)
+    assert close(weight_gradient(x, delta), x64.T @ delta64, np.abs(x64).T @ np.abs(delta64), n)
+
+
+@each_dtype
+@each_shape
+def test_the_bias_gradient_is_the_sum_of_the_rows(n, k, m, dtype):
+    delta, grad = draw(dtype, n, m), blank(m, dtype)
+    kernels.bias_gradient(delta, grad)
+    assert intact(delta, grad)
+    assert close(grad, wide(delta)[0].sum(0), np.abs(wide(delta)[0]).sum(0), n)
+
+
+@each_dtype
+@each_activation
+@each_shape
+def test_the_input_gradient_carries_the_slope_of_the_activation(n, k, m, activation, dtype):
+    delta, weight, z = draw(dtype, n, m), draw(dtype, k, m), draw(dtype, n, k)
+    hidden = activated(z, activation)
+    delta64, weight64, hidden64 = wide(delta, weight, hidden)
+    wanted = (delta64 @ weight64.T) * slope(hidden64, activation)
+    assert close(input_gradient(delta, weight, activation, hidden), wanted, np.abs(delta64) @ np.abs(weight64.T), m)
+
+
+@each_dtype
+def test_relu_has_slope_zero_at_zero(dtype):
+    ones = np.ones((1, 4), dtype)
+    hidden = np.array([[0.0, -0.0, 1.0, 5.0]], dtype)
+    assert input_gradient(guarded(ones[:, :1]), guarded(ones.T), RELU, hidden).tolist() == [[0, 0, 1, 1]]
+
+
+@each_dtype
+def test_tanh_is_odd_saturates_and_keeps_small_numbers(dtype):
+    tiny = float(np.finfo(dtype).tiny)
+    values = np.array([0.0, tiny, 1e-30, 1e-9, 1e-4, 0.3, 0.35, 1, 5, 9, 20, 89, 400, 1e4, 1e30, np.inf], dtype)
+    nothing, line = np.zeros((1, 1), dtype), guarded(np.concatenate([values, -values]))
+    weight = guarded(np.zeros((1, line.size), dtype))
+    found = forward(guarded(nothing), weight, line, TANH)[0]
+    np.testing.assert_allclose(found, np.tanh(line.astype(np.float64)), rtol=4 * np.finfo(dtype).eps, atol=0)
+    assert np.array_equal(found[: values.size], -found[values.size :])
+
+
+@each_dtype
+@pytest.mark.parametrize("activation", [IDENTITY, TANH])
+def test_not_a_number_in_an_input_row_reaches_its_outputs_and_no_others(activation, dtype):
+    x = draw(dtype, 9, 5)
+    x[4, 2] = np.nan
+    found = forward(x, draw(dtype, 5, 21), draw(dtype, 21), activation)
+    assert np.isnan(found).all(1).tolist() == [row == 4 for row in range(9)]
+    assert np.isnan(found).sum() == 21
+
+
+@each_dtype
+@pytest.mark.parametrize("edges", [(0, 64, 130), (0, 1, 17, 50, 130), (0, 130)])
+def test_parts_put_together_have_the_bits_of_the_whole_and_touch_nothing_else(edges, dtype):
+    x, weight, bias, delta = draw(dtype, 35, 130), draw(dtype, 130, 130), draw(dtype, 130), draw(dtype, 35, 130)
+    hidden = np.tanh(draw(dtype, 35, 130, seed=1))
+    outputs, gradient = forward(x, weight, bias, TANH), weight_gradient(x, delta)
+    inputs = input_gradient(delta, weight, TANH, hidden)
+    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+        inside = np.zeros(130, bool)
+        inside[begin:end] = True
+        part = forward(x, weight, bias, TANH, begin, end)
+        assert np.array_equal(part[:, inside], outputs[:, inside])
+        assert np.isnan(part[:, ~inside]).all()
+        part = weight_gradient(x, delta, begin, end)
+        assert np.array_equal(part[inside], gradient[inside])
+        assert np.isnan(part[~inside]).all()
+        part = input_gradient(delta, weight, TANH, hidden, begin, end)
+        assert np.array_equal(part[:, inside], inputs[:, inside])
+        assert np.array_equal(part[:, ~inside], hidden[:, ~inside])
+
+
+@each_dtype
+def test_the_bits_of_a_row_do_not_depend_on_how_many_rows_there_are(dtype):
+    x, weight, bias = draw(dtype, 260, 150), draw(dtype, 150, 70), draw(dtype, 70)
+    whole = forward(x, weight, bias, TANH)
+    for rows in (1, 2, 8, 17):
+        assert np.array_equal(forward(guarded(x[-rows:]), weight, bias, TANH), whole[-rows:])
+
+
+@each_dtype
+def test_bits_repeat_here_and_in_another_process(command, dtype):
+    own = digest(dtype)
+    assert digest(dtype) == own
+    code = f"import test_kernels_dense as t; print(t.digest('{dtype}'))"
+    assert command(sys.executable, "-c", code, cwd=Path(__file__).parent).stdout.strip() == own

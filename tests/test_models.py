@@ -1,0 +1,442 @@
+"""Models against finite differences, numpy and torch, and the promises of the model protocol."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from mpiddl.errors import DataError, ShapeError, UsageError
+from mpiddl.memory import FlatBuffer
+from mpiddl.models import MLP, Score, Softmax, gradcheck
+from mpiddl.optim import SGD, Adam, AdamW
+
+MODELS = [
+    Softmax(5, 3),
+    MLP((4, 1), loss="squared-error"),
+    MLP((7, 16, 3)),
+    MLP((6, 9, 17, 4), activation="tanh"),
+    MLP((3, 33, 5), activation="tanh", loss="squared-error", initialisation="glorot"),
+    MLP((20, 31, 15, 7, 2), loss="squared-error"),
+]
+
+each_model = pytest.mark.parametrize("model", MODELS, ids=str)
+each_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+def rows_for(model, n, dtype="float64", seed=0):
+    rng = np.random.default_rng([seed, n])
+    x = rng.normal(size=(n, model.sizes[0])).astype(dtype)
+    if model.loss == "cross-entropy":
+        return x, rng.integers(0, model.sizes[-1], n)
+    return x, rng.normal(size=(n, model.sizes[-1])).astype(dtype)
+
+
+def params_of(model, dtype="float64"):
+    """Parameters with biases that are not zero."""
+    rng, buffer = np.random.default_rng(1), FlatBuffer(model.shapes, dtype)
+    model.init(buffer.views, rng)
+    buffer.flat += rng.normal(0, 0.1, buffer.flat.shape).astype(dtype)
+    return buffer
+
+
+def gradient_of(model, params, x, y, **keywords):
+    """(what `gradient` returned, the flat gradient), written over NaN."""
+    grad = FlatBuffer(model.shapes, params.dtype)
+    grad.flat[:] = np.nan
+    return model.gradient(params.views, x, y, grad.views, **keywords), grad.flat
+
+
+def loss_of(result):
+    return result.loss if isinstance(result, Score) else result
+
+
+def by_formula(model, params, x, y):
+    """Loss and flat gradient as the textbook writes them."""
+    views, depth = params.views, len(model.sizes) - 1
+    layers = [x]
+    for layer in range(1, depth + 1):
+        z = layers[-1] @ views[f"weight{layer}"] + views[f"bias{layer}"]
+        layers.append(z if layer == depth else np.maximum(z, 0) if model.activation == "relu" else np.tanh(z))
+    if model.loss == "squared-error":
+        delta = layers[-1] - y
+        loss = (delta**2).sum() / 2
+    else:
+        shares = np.exp(layers[-1])
+        shares /= shares.sum(1, keepdims=True)
+        loss = -np.log(shares[np.arange(len(y)), y]).sum()
+        delta = shares - np.eye(model.sizes[-1])[y]
+    parts = []
+    for layer in range(depth, 0, -1):
+        h = layers[layer - 1]
+        parts[:0] = [(h.T @ delta).ravel(), delta.sum(0)]
+        delta = delta @ views[f"weight{layer}"].T * ((h > 0) if model.activation == "relu" else 1 - h**2)
+    return loss, np.concatenate(parts)
+
+
+@each_model
+@pytest.mark.parametrize("n", [1, 2, 17])
+def test_loss_and_gradient_are_those_of_the_formula(model, n):
+    (x, y), params = rows_for(model, n), params_of(model)
+    result, grad = gradient_of(model, params, x, y)
+    loss, wanted = by_formula(model, params, x, y)
+    assert loss_of(result) == pytest.approx(loss, rel=1e-12)
+    np.testing.assert_allclose(grad, wanted, rtol=1e-10, atol=1e-12 * np.abs(wanted).max())
+
+
+@each_model
+def test_float32_follows_float64_to_its_own_rounding(model):
+    (x, y), params = rows_for(model, 17, "float32"), params_of(model, "float32")
+    result, grad = gradient_of(model, params, x, y)
+    double = FlatBuffer(model.shapes, "float64", flat=params.flat.astype(np.float64))
+    loss, wanted = by_formula(model, double, x.astype(np.float64), y)
+    assert loss_of(result) == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(grad, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+@each_model
+def test_the_gradient_is_that_of_finite_differences(model):
+    report = gradcheck(model, *rows_for(model, 6))
+    assert report, report
+    assert [array.name for array in report.arrays] == list(model.shapes)
+
+
+class Planted(MLP):
+    """A network whose gradient is wrong in one element."""
+
+    def gradient(self, params, x, y, grad):
+        score = super().gradient(params, x, y, grad)
+        grad["weight2"][1, 2] *= 1.001
+        return score
+
+
+class Mean(MLP):
+    """Divides by the number of rows."""
+
+    def gradient(self, params, x, y, grad):
+        score = super().gradient(params, x, y, grad)
+        for part in grad.values():
+            part /= max(len(x), 1)
+        return Score(score.loss / max(len(x), 1), score.correct)
+
+
+class Twice(MLP):
+    """Announces the last layer twice."""
+
+    def gradient(self, params, x, y, grad, *, ready=lambda part: None):
+        score = super().gradient(params, x, y, grad, ready=ready)
+        ready(self._parts[-1])
+        return score
+
+
+class Early(MLP):
+    """Announces everything before it is there."""
+
+    def gradient(self, params, x, y, grad, *, ready=lambda part: None):
+        for part in self._parts:
+            ready(part)
+        return super().gradient(params, x, y, grad)
+
+
+class Lazy(MLP):
+    """Leaves the gradient alone, and announces nothing, when there are no rows."""
+
+    def gradient(self, params, x, y, grad, *, ready=lambda part: None):
+        return super().gradient(params, x, y, grad, ready=ready) if len(x) else Score(0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (Planted, "weight2 .*WRONG"),
+        (Mean, "wanted a sum over the rows"),
+        (Twice, "is announced 2 times, not once"),
+        (Early, "announced before it is final"),
+        (Lazy, "no rows must give gradient zero"),
+        (Lazy, "no rows are announced in another order"),
+    ],
+)
+def test_gradcheck_finds_what_is_wrong_and_tells_it(wrong, told):
+    model = wrong((4, 3, 3))
+    report = gradcheck(model, *rows_for(model, 6))
+    assert not report
+    assert re.search(told, str(report))
+
+
+@each_model
+@pytest.mark.parametrize("n", [0, 1, 9])
+def test_every_element_is_announced_once_last_layer_first_and_when_final(model, n):
+    (x, y), params = rows_for(model, n), params_of(model)
+    _, wanted = gradient_of(model, params, x, y)
+    grad, heard = FlatBuffer(model.shapes, "float64"), []
+    grad.flat[:] = np.nan
+
+    def ready(part):
+        heard.append(part)
+        assert np.array_equal(grad.flat[part], wanted[part])
+
+    model.gradient(params.views, x, y, grad.views, ready=ready)
+    layers = [grad.slice(f"bias{layer}").stop for layer in range(1, len(model.sizes))]
+    assert heard == [slice(*edges) for edges in pairwise([0, *layers])][::-1]
+
+
+@each_dtype
+@each_model
+def test_no_rows_give_gradient_zero_and_loss_zero(model, dtype):
+    (x, y), params = rows_for(model, 0, dtype), params_of(model, dtype)
+    result, grad = gradient_of(model, params, x, y)
+    assert np.array_equal(grad, np.zeros(grad.size))
+    assert loss_of(result) == 0
+    assert model.predict(params.views, x).shape == (0, model.sizes[-1])
+    assert model.score(params.views, x, y) == Score(0.0, 0 if model.loss == "cross-entropy" else None)
+
+
+@each_model
+@pytest.mark.parametrize("cuts", [(0, 1, 20), (0, 7, 7, 20), (0, 20)])
+def test_gradients_losses_and_hits_of_parts_add_up_to_those_of_all_rows(model, cuts):
+    (x, y), params = rows_for(model, 20), params_of(model)
+    whole, wanted = gradient_of(model, params, x, y)
+    parts = [gradient_of(model, params, x[a:b], y[a:b]) for a, b in pairwise(cuts)]
+    np.testing.assert_allclose(sum(grad for _, grad in parts), wanted, rtol=1e-11, atol=1e-12 * np.abs(wanted).max())
+    assert sum(loss_of(result) for result, _ in parts) == pytest.approx(loss_of(whole), rel=1e-13)
+    if model.loss == "cross-entropy":
+        assert sum(result.correct for result, _ in parts) == whole.correct
+
+
+@each_dtype
+@each_model
+@pytest.mark.parametrize("n", [5, 600])
+def test_predict_and_score_agree_with_the_gradient(model, n, dtype):
+    (x, y), params = rows_for(model, n, dtype), params_of(model, dtype)
+    result, _ = gradient_of(model, params, x, y)
+    score, outputs = model.score(params.views, x, y), model.predict(params.views, x)
+    assert score.loss == pytest.approx(loss_of(result), rel=1e-12)
+    if model.loss == "cross-entropy":
+        assert score.correct == result.correct == (outputs.argmax(1) == y).sum()
+    else:
+        assert score.correct is None
+        assert score.loss == pytest.approx(((outputs.astype(np.float64) - y) ** 2).sum() / 2, rel=1e-5)
+
+
+@each_model
+def test_a_used_workspace_changes_no_bit(model):
+    params, work = params_of(model), model.workspace(40, "float64")
+    gradient_of(model, params, *rows_for(model, 40, seed=2), work=work)
+    x, y = rows_for(model, 13)
+    (fresh, wanted), (reused, found) = gradient_of(model, params, x, y), gradient_of(model, params, x, y, work=work)
+    assert np.array_equal(found, wanted)
+    assert reused == fresh
+
+
+def test_a_step_with_a_workspace_allocates_no_arrays():
+    model = MLP((100, 200, 10))
+    (x, y), params, grad = rows_for(model, 64), params_of(model), FlatBuffer(model.shapes, "float64")
+    work = model.workspace(64, "float64")
+    model.gradient(params.views, x, y, grad.views, work=work)
+    tracemalloc.start()
+    model.gradient(params.views, x, y, grad.views, work=work)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 * 10 * 8
+
+
+@each_dtype
+def test_threads_change_no_bit(dtype):
+    one, two = MLP((300, 300, 10)), MLP((300, 300, 10), threads=2)
+    (x, y), params = rows_for(one, 64, dtype), params_of(one, dtype)
+    (score, grad), (shared_score, shared) = (gradient_of(model, params, x, y) for model in (one, two))
+    assert np.array_equal(grad, shared)
+    assert score == shared_score
+
+
+@pytest.mark.parametrize("change", [np.asfortranarray, lambda a: np.repeat(a, 2, 0)[::2], lambda a: a.astype(np.float32)])
+def test_rows_in_any_order_of_memory_and_precision_are_taken(change):
+    model = MLP((7, 16, 3))
+    (x, y), params = rows_for(model, 9, "float32"), params_of(model)
+    x = x.astype(np.float64)
+    result, wanted = gradient_of(model, params, x, y)
+    x, y = change(x), y.astype(np.uint8)
+    x.flags.writeable = y.flags.writeable = False
+    found, grad = gradient_of(model, params, x, y)
+    assert (found, grad.tolist()) == (result, wanted.tolist())
+
+
+def test_inputs_that_are_not_finite_show_in_the_loss_or_in_the_gradient():
+    model = MLP((7, 16, 3), activation="tanh")
+    (x, y), params = rows_for(model, 4), params_of(model)
+    x[2, 3] = np.nan
+    result, grad = gradient_of(model, params, x, y)
+    assert np.isnan(result.loss)
+    assert np.isnan(grad).any()
+
+
+def test_relu_lets_no_input_that_is_not_a_number_pass_unseen():
+    model = MLP((7, 16, 3))
+    (x, y), params = rows_for(model, 4), params_of(model)
+    x[2, 3] = np.nan
+    result, grad = gradient_of(model, params, x, y)
+    assert np.isnan(result.loss) or np.isnan(grad).any()
+
+
+@pytest.mark.parametrize("label", [-1, 3, 2**40])
+@pytest.mark.parametrize("row", [0, 8])
+def test_a_label_out_of_range_is_refused_with_its_row(row, label):
+    model = MLP((7, 16, 3))
+    (x, y), params = rows_for(model, 9), params_of(model)
+    y[row] = label
+    for call in (gradient_of, lambda model, params, x, y: model.score(params.views, x, y)):
+        with pytest.raises(DataError, match=f"^y: row {row} has label {label}, wanted 0 to 2"):
+            call(model, params, x, y)
+
+
+def test_score_names_a_bad_label_by_its_row_among_all_rows():
+    model = Softmax(5, 3)
+    (x, y), params = rows_for(model, 600), params_of(model)
+    y[570] = 7
+    with pytest.raises(DataError, match="^y: row 570 has label 7"):
+        model.score(params.views, x, y)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "told"),
+    [
+        (np.zeros((4, 6)), np.zeros(4, int), r"^x: shape \(4, 6\) came, \(rows, 7\)"),
+        (np.zeros(7), np.zeros(1, int), r"^x: shape \(7,\)"),
+        (np.zeros((4, 7), np.uint8), np.zeros(4, int), r"^x: uint8 came.*/ 255"),
+        (np.zeros((4, 7)), np.zeros(3, int), r"^y: .* \(4,\) were wanted"),
+        (np.zeros((4, 7)), np.zeros(4), r"^y: float64 .* integers"),
+        (np.zeros((4, 7)), np.zeros((4, 1), int), r"^y: .* \(4,\) were wanted"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_by_name(x, y, told):
+    model = MLP((7, 16, 3))
+    with pytest.raises(ShapeError, match=told):
+        gradient_of(model, params_of(model), x, y)
+
+
+def test_targets_that_do_not_fit_are_refused_and_one_column_may_come_flat():
+    model = MLP((4, 2), loss="squared-error")
+    with pytest.raises(ShapeError, match=r"^y: shape \(3, 1\) came, \(3, 2\)"):
+        gradient_of(model, params_of(model), np.zeros((3, 4)), np.zeros((3, 1)))
+    model = MLP((4, 1), loss="squared-error")
+    (x, y), params = rows_for(model, 5), params_of(model)
+    column, flat = gradient_of(model, params, x, y), gradient_of(model, params, x, y[:, 0])
+    assert (column[0], column[1].tolist()) == (flat[0], flat[1].tolist())
+
+
+def test_more_rows_than_the_workspace_has_are_refused():
+    model = Softmax(5, 3)
+    with pytest.raises(ShapeError, match="^x: 6 rows came, at most 5"):
+        gradient_of(model, params_of(model), *rows_for(model, 6), work=model.workspace(5, "float64"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"sizes": (5,)}, "sizes"),
+        ({"sizes": (5, 0, 2)}, "sizes"),
+        ({"sizes": (5, 2.0)}, "sizes"),
+        ({"sizes": 5}, "sizes"),
+        ({"sizes": (5, 2), "activation": "sine"}, "activation"),
+        ({"sizes": (5, 2), "loss": "hinge"}, "loss"),
+        ({"sizes": (5, 2), "initialisation": "zero"}, "initialisation"),
+        ({"sizes": (5, 2), "threads": 0}, "threads"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments, name):
+    with pytest.raises(UsageError, match=f"^{name}: .* wanted"):
+        MLP(**arguments)
+
+
+@pytest.mark.parametrize("initialisation", ["he", "glorot"])
+def test_initial_weights_have_the_variance_that_was_promised(initialisation):
+    buffer = FlatBuffer({"weight1": (400, 300), "bias1": (300,)}, "float64")
+    buffer.flat[:] = np.nan
+    MLP((400, 300), initialisation=initialisation).init(buffer.views, np.random.default_rng(0))
+    weight = buffer.views["weight1"]
+    variance = {"he": 2 / 400, "glorot": 2 / (400 + 300)}[initialisation]
+    assert weight.mean() == pytest.approx(0, abs=5 * np.sqrt(variance / weight.size))
+    assert weight.var() == pytest.approx(variance, rel=0.02)
+    fourth = {"he": 3, "glorot": 9 / 5}[initialisation]
+    assert (weight**4).mean() / weight.var() ** 2 == pytest.approx(fourth, rel=0.03)
+    assert not buffer.views["bias1"].any()
+
+
+@each_model
+def test_initial_weights_depend_on_the_generator_alone(model):
+    buffers = [FlatBuffer(model.shapes, dtype) for dtype in ("float64", "float64", "float32")]
+    for buffer in buffers:
+        model.init(buffer.views, np.random.default_rng(5))
+    assert np.array_equal(buffers[0].flat, buffers[1].flat)
+    assert np.array_equal(buffers[0].flat.astype(np.float32), buffers[2].flat)
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch", reason="torch, the independent implementation, is not installed")
+
+
+def network(torch, model, params):
+    """The same network in torch: (its function, its weights as leaves in the order of the flat buffer)."""
+    leaves = [torch.tensor(part, requires_grad=True) for part in params.views.values()]
+
+    def outputs(x):
+        for layer in range(0, len(leaves), 2):
+            x = x @ leaves[layer] + leaves[layer + 1]
+            if layer + 2 < len(leaves):
+                x = getattr(torch, model.activation)(x)
+        return x
+
+    return outputs, leaves
+
+
+def torch_loss(torch, model, outputs, y):
+    if model.loss == "squared-error":
+        return torch.nn.functional.mse_loss(outputs, torch.tensor(y), reduction="sum") / 2
+    return torch.nn.functional.cross_entropy(outputs, torch.tensor(y), reduction="sum")
+
+
+def flat(tensors):
+    return np.concatenate([tensor.detach().numpy().ravel() for tensor in tensors])
+
+
+@each_model
+def test_loss_and_gradient_are_those_of_torch(torch, model):
+    (x, y), params = rows_for(model, 33), params_of(model)
+    result, grad = gradient_of(model, params, x, y)
+    outputs, leaves = network(torch, model, params)
+    loss = torch_loss(torch, model, outputs(torch.tensor(x)), y)
+    loss.backward()
+    wanted = flat(leaf.grad for leaf in leaves)
+    assert loss_of(result) == pytest.approx(loss.item(), rel=1e-12)
+    np.testing.assert_allclose(grad, wanted, rtol=1e-10, atol=1e-12 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "name", "settings"),
+    [
+        (SGD(), "SGD", {}),
+        (SGD(weight_decay=0.1), "SGD", {"weight_decay": 0.1}),
+        (SGD(0.9, weight_decay=0.1), "SGD", {"momentum": 0.9, "weight_decay": 0.1}),
+        (SGD(0.9, nesterov=True, weight_decay=0.1), "SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+        (Adam(weight_decay=0.1), "Adam", {"weight_decay": 0.1}),
+        (AdamW(0.8, 0.99, weight_decay=0.1), "AdamW", {"betas": (0.8, 0.99), "weight_decay": 0.1}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+@pytest.mark.parametrize("model", MODELS[::3], ids=str)
+def test_weights_after_five_steps_are_those_of_torch(torch, model, optimiser, name, settings):
+    (x, y), params = rows_for(model, 16), params_of(model)
+    outputs, leaves = network(torch, model, params)
+    theirs = getattr(torch.optim, name)(leaves, lr=0.05, **settings)
+    moments = optimiser.init(params.flat.size, "float64")
+    for step in range(5):
+        theirs.zero_grad()
+        (torch_loss(torch, model, outputs(torch.tensor(x)), y) / len(x)).backward()
+        theirs.step()
+        _, grad = gradient_of(model, params, x, y)
+        optimiser.update(params.flat, grad, moments, 0.05, 1 / len(x), step)
+    np.testing.assert_allclose(params.flat, flat(leaves), rtol=1e-9, atol=1e-10)
