@@ -5,7 +5,7 @@ Nothing is compiled at import; each kernel is compiled at its first call, or loa
 
 from .dense_forward import forward, forward_scratch
 from .dense_input_gradient import input_gradient, input_gradient_scratch
-from .dense_weight_gradient import bias_gradient, weight_gradient, weight_gradient_scratch
+from .dense_weight_gradient import weight_gradient, weight_gradient_scratch
 from .gather import gather_rows
 from .lanes import WIDTH
 from .loss import softmax_cross_entropy, squared_error
@@ -19,7 +19,6 @@ __all__ = [
     "TANH",
     "WIDTH",
     "adam",
-    "bias_gradient",
     "forward",
     "forward_scratch",
     "gather_rows",

@@ -13,7 +13,7 @@ from .elementwise import tanh_columns
 from .jit import inlined, kernel
 from .lanes import base, lanes_of, size_of
 from .panels import RELU, TANH
-from .tile import CHUNK, ROWS, tile_first, tile_rows
+from .tile import CHUNK, ROWS, VECTORS, tile_first, tile_rows
 
 DEPTH = 128
 ROWS_AT_ONCE = 256
@@ -46,7 +46,9 @@ def forward(x, weight, bias, activation, out, scratch, begin, end):
 def _block(x, weight, bias, relu, out, scratch, top, bottom, left, right):
     """The part of `out` between rows top and bottom and between columns left and right."""
     k, m, cols, lanes, size = x.shape[1], weight.shape[1], right - left, lanes_of(x), size_of(x)
-    depth, panels = part_size(k, DEPTH, CHUNK), panel_count(cols, lanes)
+    panels = panel_count(cols, lanes)
+    # One narrow panel may be deeper: rows of x are then read in longer pieces.
+    depth = part_size(k, DEPTH * (VECTORS // ((cols + lanes - 1) // lanes) if panels == 1 else 1), CHUNK)
     pack, sums = base(scratch), base(scratch) + DEPTH * PANEL_BYTES
     for k0 in range(0, k, depth):
         steps = min(depth, k - k0)

@@ -1,7 +1,8 @@
-"""Weight gradient of a dense layer: grad = x.T @ delta; 2 n k m operations. And the bias gradient, n m operations.
+"""Weight and bias gradient of a dense layer: grad = x.T @ delta, and the sum of delta's rows; (2 k + 1) n m operations.
 
 The sum runs over the rows, which are few, and the result is large: it is written once, and the place of the next tile
-is fetched for writing meanwhile. Both factors are small and packed: x by columns, ROWS at a time, delta by panels.
+is fetched for writing meanwhile. Both factors are small and packed: x by columns, ROWS at a time; delta by panels, and
+its rows are added up on the way.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ def weight_gradient_scratch(rows: int, outputs: int, itemsize: int) -> int:
 
 
 @kernel
-def weight_gradient(x, delta, grad, scratch, begin, end):
-    """grad[begin:end] = (x.T @ delta)[begin:end].
+def weight_gradient(x, delta, grad, grad_bias, scratch, begin, end):
+    """grad[begin:end] = (x.T @ delta)[begin:end]; if begin is 0, grad_bias = the sum of the rows of delta, too.
 
-    x (n, k), delta (n, m) and grad (k, m) are C-contiguous and of one dtype; `scratch` holds
-    `weight_gradient_scratch` elements. Without rows the gradient is zero.
+    x (n, k), delta (n, m), grad (k, m) and grad_bias (m,) are C-contiguous and of one dtype; `scratch` holds
+    `weight_gradient_scratch` elements. Without rows both gradients are zero.
     """
     n, m, size = x.shape[0], delta.shape[1], size_of(x)
     height = part_size(end - begin, max(ROWS, min(BLOCK_ROWS, BLOCK_BYTES // size // max(n, 1))), ROWS)
@@ -40,24 +41,17 @@ def weight_gradient(x, delta, grad, scratch, begin, end):
     sums = zeros + PANEL_BYTES
     right = sums + height * PANEL_BYTES
     left = right + n * round_up(m, lanes_of(x)) * size
-    _pack_delta(delta, right)
+    if begin == 0:
+        for j in range(m):
+            grad_bias[j] = 0
+    _pack_delta(delta, right, base(grad_bias) if begin == 0 else 0)
     for top in range(begin, end, height):
         _block(x, m, base(grad), zeros, sums, right, left, top, min(end, top + height))
 
 
-@kernel
-def bias_gradient(delta, grad):
-    """grad = the sum of the rows of delta, in their order."""
-    for j in range(delta.shape[1]):
-        grad[j] = 0
-    for i in range(delta.shape[0]):
-        for j in range(delta.shape[1]):
-            grad[j] += delta[i, j]
-
-
 @inlined
-def _pack_delta(delta, right):
-    """delta by panels, one part of its rows after the other."""
+def _pack_delta(delta, right, sums):
+    """delta by panels, one part of its rows after the other; they are added to `sums`, unless that is 0."""
     n, m = delta.shape
     lanes, size, depth = lanes_of(delta), size_of(delta), part_size(delta.shape[0], DEPTH, CHUNK)
     for k0 in range(0, n, depth):
@@ -66,7 +60,8 @@ def _pack_delta(delta, right):
             edge, beyond = panel_edge(p, m, lanes), panel_edge(p + 1, m, lanes)
             cols, stride = min(beyond, m) - edge, beyond - edge
             source, target = k0 * m + edge, k0 * round_up(m, lanes) + edge * steps
-            copy_panel(delta, base(delta) + size * source, m, steps, cols, right + size * target, stride)
+            below = sums + size * edge if sums else 0
+            copy_panel(delta, base(delta) + size * source, m, steps, cols, right + size * target, stride, below)
 
 
 @inlined
@@ -74,8 +69,7 @@ def _block(x, m, grad, zeros, sums, right, left, top, bottom):
     """Rows top to bottom of the gradient."""
     n, k = x.shape
     lanes, size, depth = lanes_of(x), size_of(x), part_size(x.shape[0], DEPTH, CHUNK)
-    for i in range(top, bottom, ROWS):
-        copy_columns(x, base(x) + size * i, k, n, min(ROWS, bottom - i), left + size * (i - top) * n)
+    copy_columns(x, base(x) + size * top, k, n, bottom - top, left)
     for p in range(panel_count(m, lanes)):
         edge, beyond = panel_edge(p, m, lanes), panel_edge(p + 1, m, lanes)
         # Without rows, one empty sum writes the zeros.

@@ -86,9 +86,9 @@ class Lanes:
         return self.builder.extract_element(vector, INT32(index))
 
     def positive(self, condition: ir.Value, value: ir.Value) -> ir.Value:
-        """`value` where `condition` > 0, else zero."""
+        """`value` where `condition` > 0 or is not a number, else zero: a broken network must not look sound."""
         zero = self.constant(0)
-        return self.builder.select(self.builder.fcmp_ordered(">", condition, zero), value, zero)
+        return self.builder.select(self.builder.fcmp_unordered(">", condition, zero), value, zero)
 
     def first(self, count: ir.Value) -> ir.Value:
         """The mask of the first `count` lanes (none if it is negative)."""

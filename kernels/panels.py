@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import partial
 
 from numba import types
 from numba.core import cgutils
@@ -15,20 +14,29 @@ from .tile import ROWS
 IDENTITY, RELU, TANH = 0, 1, 2
 """Activations by number."""
 
+GROUPS = 4
+"""Groups of columns that are copied together."""
+
 _PANEL = "SOURCE lds rows cols TARGET ldt"
 
 
 @intrinsic
-def copy_panel(typing, like, source, lds, rows, cols, target, ldt):
-    """target[i * ldt + j] = source[i * lds + j], i < rows, j < cols; then anything up to the next whole vector."""
-    return types.void(like, *[types.int64] * 6), emitter(_copy, _PANEL)
+def copy_panel(typing, like, source, lds, rows, cols, target, ldt, sums):
+    """target[i * ldt + j] = source[i * lds + j], i < rows, j < cols; then anything up to the next whole vector.
+
+    sums[j] += the sum over i, in that order, unless `sums` is 0.
+    """
+    return types.void(like, *[types.int64] * 7), emitter(_copy_panel, _PANEL + " SUMS")
 
 
 @intrinsic
 def copy_columns(typing, like, source, lds, rows, cols, target):
-    """target[i * ROWS + j] = source[i * lds + j], i < rows, j < cols <= ROWS; then anything up to ROWS."""
-    write = partial(_copy, ldt=INT64(ROWS))
-    return types.void(like, *[types.int64] * 5), emitter(write, "SOURCE lds rows cols TARGET", lambda size: ROWS)
+    """Columns in groups of ROWS: target[(g * rows + i) * ROWS + j] = source[i * lds + g * ROWS + j], g * ROWS + j < cols.
+
+    The last group is filled up with anything.
+    """
+    kinds = types.void(like, *[types.int64] * 5)
+    return kinds, emitter(_copy_columns, "SOURCE lds rows cols TARGET", lambda size: ROWS)
 
 
 @intrinsic
@@ -46,13 +54,42 @@ def transpose_times_slope(typing, like, source, lds, rows, cols, target, ldt, ac
     return types.void(like, *[types.int64] * 7), emitter(_transpose_times_slope, _PANEL + " activation")
 
 
-def _copy(lanes, source, lds, rows, cols, target, ldt):
+def _copy_panel(lanes, source, lds, rows, cols, target, ldt, sums):
     builder = lanes.builder
+    wanted = builder.icmp_unsigned("!=", builder.ptrtoint(sums, INT64), INT64(0))
     with cgutils.for_range_slice(builder, INT64(0), cols, INT64(lanes.count), intp=INT64) as (j, _):
         mask, column, out = lanes.first(builder.sub(cols, j)), lanes.at(source, j), lanes.at(target, j)
+        total = cgutils.alloca_once_value(builder, lanes.constant(0))
+        with builder.if_then(wanted):
+            builder.store(lanes.masked_load(lanes.at(sums, j), mask), total)
         with cgutils.for_range(builder, rows, intp=INT64) as row:
             value = lanes.masked_load(lanes.at(column, builder.mul(row.index, lds)), mask)
             lanes.store(value, lanes.at(out, builder.mul(row.index, ldt)))
+            builder.store(builder.fadd(builder.load(total), value), total)
+        with builder.if_then(wanted):
+            lanes.masked_store(builder.load(total), lanes.at(sums, j), mask)
+
+
+def _copy_columns(lanes, source, lds, rows, cols, target):
+    # Some groups at a time: one alone would fetch every line of the source twice or more, and all of them together
+    # would throw each other out of the first cache where `rows` is a power of two.
+    builder = lanes.builder
+    span = INT64(GROUPS * ROWS)
+    whole = builder.mul(builder.udiv(cols, span), span)
+    with (
+        cgutils.for_range_slice(builder, INT64(0), whole, span, intp=INT64) as (j, _),
+        cgutils.for_range(builder, rows, intp=INT64) as row,
+    ):
+        line = lanes.at(source, builder.add(j, builder.mul(row.index, lds)))
+        out = lanes.at(target, builder.add(builder.mul(j, rows), builder.mul(row.index, INT64(ROWS))))
+        for group in range(GROUPS):
+            value = lanes.load(lanes.at(line, group * ROWS))
+            lanes.store(value, lanes.at(out, builder.mul(INT64(group * ROWS), rows)))
+    with cgutils.for_range_slice(builder, whole, cols, INT64(ROWS), intp=INT64) as (j, _):
+        mask, column, out = lanes.first(builder.sub(cols, j)), lanes.at(source, j), lanes.at(target, builder.mul(j, rows))
+        with cgutils.for_range(builder, rows, intp=INT64) as row:
+            value = lanes.masked_load(lanes.at(column, builder.mul(row.index, lds)), mask)
+            lanes.store(value, lanes.at(out, builder.mul(row.index, INT64(ROWS))))
 
 
 def _transpose(lanes, source, lds, rows, cols, target, ldt):

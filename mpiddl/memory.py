@@ -77,6 +77,19 @@ class Views(dict[str, np.ndarray]):
         if array is not self.get(name):  # `views["w"] += x` ends here too, with the view itself
             raise ShapeError(f"{name}: got another array in its place, wanted its values changed: views[{name!r}][:] = ...")
 
+    def update(self, *others: object, **arrays: np.ndarray) -> None:
+        """Refused as well, and so is ``|=``, unless every array is the view itself."""
+        for name, array in dict(*others, **arrays).items():
+            self[name] = array
+
+    def __ior__(self, other: Mapping[str, np.ndarray]) -> Views:  # type: ignore[override, misc]
+        self.update(other)
+        return self
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, np.ndarray]]]:
+        """A copy is a plain dict: its arrays lie in no flat buffer."""
+        return dict, (dict(self),)
+
 
 def slices(shapes: Shapes) -> dict[str, slice]:
     """Where each part lies in the flat buffer of `shapes`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from mpiddl.job import Job
 from mpiddl.layout import Layout, check_batch, shard_count
 from mpiddl.loop import Plan, State
 from mpiddl.memory import FlatBuffer
+from mpiddl.models import MLP
 from mpiddl.recipes import make_model, make_optimiser, make_schedule
 from mpiddl.request import Request, agreed_job, is_object, search_path
 from mpiddl.strategies import Placement, Strategy, describe
@@ -76,7 +77,9 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
         placement = strategy.placement(layout.shards, link.rank, link.size)
         rows = ShardedRows(data.train, layout, placement.shards, job.seed, job.dtype)
         test = _share_of_test(data, control, job)
-    with limited_threads(control, job.threads, os.environ) as thread_note:
+    with limited_threads(control, job.threads, os.environ) as (share, thread_note):
+        if isinstance(model, MLP) and not is_object(request.model):
+            model = replace(model, threads=share)
         plan = _plan(job, placement, rows, layout)
         about = _about(job, strategy, model, data, layout, control)
         with agreed(control):

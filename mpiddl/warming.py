@@ -16,8 +16,8 @@ from mpiddl.optim import clip_norm
 
 
 @contextmanager
-def limited_threads(comm: Any, wanted: int, env: Mapping[str, str]) -> Iterator[str]:
-    """BLAS and numba threads of this rank while the block runs; yields a warning, or nothing. Collective.
+def limited_threads(comm: Any, wanted: int, env: Mapping[str, str]) -> Iterator[tuple[int, str]]:
+    """BLAS and numba threads of this rank while the block runs; yields how many, and a warning or nothing. Collective.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def limited_threads(comm: Any, wanted: int, env: Mapping[str, str]) -> Iterator[
     note = threads.warning(cores, local.size, chosen)
     local.Free()
     with threads.apply(chosen):
-        yield note or ""
+        yield chosen.numba, note or ""
 
 
 def warm(comm: Any, model: Any, optimiser: Any, rows: ShardedRows, job: Job) -> None:

@@ -54,7 +54,7 @@ def test_cross_entropy_follows_the_formula(n, c, spread, dtype):
     logits *= spread
     loss, correct, bad, delta = softmax_cross_entropy(logits, labels)
     wanted_loss, wanted_correct, wanted = by_formula(logits, labels)
-    tolerance = (8 + c / 8) * np.finfo(dtype).eps
+    tolerance = (8 + c / 8) * float(np.finfo(dtype).eps)
     assert bad == -1
     assert correct == wanted_correct
     assert loss == pytest.approx(wanted_loss, rel=tolerance, abs=tolerance * n)
@@ -89,15 +89,15 @@ def test_the_class_found_is_the_first_of_the_largest(dtype):
     logits = np.zeros((3, 40), dtype)
     logits[1, [5, 21, 39]] = 2
     logits[2] = -1e30
-    assert [softmax_cross_entropy(guarded(logits[r : r + 1]), guarded([label]))[1] for r, label in enumerate((0, 5, 0))] == [1] * 3
-    assert [softmax_cross_entropy(guarded(logits[r : r + 1]), guarded([label]))[1] for r, label in enumerate((1, 21, 39))] == [0] * 3
+    for labels, hits in (([0, 5, 0], 3), ([1, 21, 39], 0)):
+        assert softmax_cross_entropy(guarded(logits), guarded(labels))[1] == hits
 
 
 @each_dtype
 def test_huge_logits_neither_overflow_nor_lose_the_loss(dtype):
     loss, _, _, delta = softmax_cross_entropy(guarded(np.array([[1e30, 0, -1e30]], dtype)), guarded([1]))
     assert loss == pytest.approx(1e30, rel=1e-6)
-    assert delta.tolist() == [[1, -1, 0]] or np.abs(delta - [[1, -1, 0]]).max() < 1e-30
+    np.testing.assert_allclose(delta, [[1, -1, 0]], rtol=0, atol=1e-30)
 
 
 @each_dtype
@@ -105,7 +105,7 @@ def test_huge_logits_neither_overflow_nor_lose_the_loss(dtype):
 def test_a_logit_that_is_not_finite_shows_in_the_loss(value, dtype):
     logits = draw(dtype, 3, 20)
     logits[1, 17] = value
-    assert not np.isfinite(softmax_cross_entropy(logits, labels_for(3, 20) % 17)[0])
+    assert not np.isfinite(softmax_cross_entropy(logits, labels_for(3, 17))[0])
 
 
 @each_dtype

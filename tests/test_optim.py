@@ -184,7 +184,9 @@ def test_a_cosine_falls_from_the_rate_to_the_final_one_and_stays_there():
     assert (rate(0), rate(8), rate(100)) == pytest.approx((1.0, 0.2, 0.2))
 
 
-@pytest.mark.parametrize("schedule", [Constant(1.0, warmup=4), Step(1.0, every=100, warmup=4), Cosine(1.0, 100, warmup=4)], ids=str)
+@pytest.mark.parametrize(
+    "schedule", [Constant(1.0, warmup=4), Step(1.0, every=100, warmup=4), Cosine(1.0, 100, warmup=4)], ids=str
+)
 def test_the_warm_up_is_linear_and_ends_at_the_full_rate(schedule):
     assert [schedule(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 

@@ -134,7 +134,7 @@ class MLP:
     def score(self, params: Arrays, x: np.ndarray, y: np.ndarray) -> Score:
         """The summed loss and the number of rows whose class was found (None for the squared error)."""
         same_rows(x, y)
-        parts = [self._loss(outputs, y[rows]) for rows, outputs in self._outputs(params, x)]
+        parts = [self._loss(outputs, y[rows], rows.start) for rows, outputs in self._outputs(params, x)]
         found = [part.correct for part in parts if part.correct is not None]
         return Score(sum(part.loss for part in parts), sum(found) if found else None)
 
@@ -191,8 +191,8 @@ class MLP:
         """Gradient with respect to a layer's weights and biases, its output's gradient being in its place."""
         weight, bias = self._names[layer]
         x, delta = layers[layer], layers[layer + 1]
-        work.share(kernels.weight_gradient, self.sizes[layer], 2 * x.size * delta.shape[1], x, delta, grad[weight])
-        kernels.bias_gradient(delta, grad[bias])
+        arguments = x, delta, grad[weight], grad[bias]
+        work.share(kernels.weight_gradient, self.sizes[layer], 2 * x.size * delta.shape[1], *arguments)
 
     def _backward_to_inputs(self, layer: int, layers: list[np.ndarray], params: Arrays, work: Workspace) -> None:
         """Gradient with respect to a layer's inputs, in the place of these: they have served."""
@@ -200,14 +200,14 @@ class MLP:
         arguments = delta, weight, self._codes[layer - 1], hidden
         work.share(kernels.input_gradient, self.sizes[layer], 2 * hidden.size * delta.shape[1], *arguments)
 
-    def _loss(self, outputs: np.ndarray, y: np.ndarray) -> Score:
-        """The summed loss; its gradient takes the place of the outputs."""
+    def _loss(self, outputs: np.ndarray, y: np.ndarray, first: int = 0) -> Score:
+        """The summed loss of rows from number `first` on; its gradient takes the place of the outputs."""
         if self.loss == "squared-error":
             return Score(kernels.squared_error(outputs, targets_of(y, outputs), outputs))
         y = labels_of(y, len(outputs))
         loss, correct, bad = kernels.softmax_cross_entropy(outputs, y, outputs)
         if bad >= 0:
-            raise DataError(f"y: row {bad} has label {y[bad]}, wanted 0 to {outputs.shape[1] - 1}")
+            raise DataError(f"y: row {first + bad} has label {y[bad]}, wanted 0 to {outputs.shape[1] - 1}")
         return Score(loss, correct)
 
 

@@ -45,9 +45,10 @@ class Workspace:
         if self.pool is None or operations < WORTH_SHARING:
             kernel(*arguments, self.scratch[0], 0, size)
             return
-        threads, units = len(self.scratch), -(-size // UNIT)
+        units = -(-size // UNIT)
+        threads = min(len(self.scratch), max(units, 1))  # no part is empty: two that begin alike would do the same work
         edges = [min(size, UNIT * (units * t // threads)) for t in range(threads + 1)]
-        (own, first), *rest = zip(self.scratch, pairwise(edges), strict=True)
+        (own, first), *rest = zip(self.scratch, pairwise(edges), strict=False)
         waiting = [self.pool.submit(kernel, *arguments, scratch, *part) for scratch, part in rest]
         kernel(*arguments, own, *first)
         for part in waiting:
