@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from llvmlite import binding, ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
@@ -18,13 +18,15 @@ INT32, INT64 = ir.IntType(32), ir.IntType(64)
 
 
 def _registers() -> tuple[int, int]:
-    """Bytes of a vector register of this machine, and how many of them there are."""
-    features = binding.get_host_cpu_features()
-    if features.get("avx512f"):
+    """Bytes of a vector register of the processor that numba compiles for, and how many of them there are."""
+    # NUMBA_CPU_FEATURES may ask for less than this machine has, for the sake of others that share the cache.
+    chosen = config.CPU_FEATURES
+    features = (binding.get_host_cpu_features().flatten() if chosen is None else chosen).split(",")
+    if "+avx512f" in features:
         return 64, 32
-    if features.get("avx2"):
+    if "+avx2" in features:
         return 32, 16
-    return 16, 32 if features.get("neon") else 16
+    return 16, 32 if "+neon" in features else 16
 
 
 WIDTH, REGISTERS = _registers()

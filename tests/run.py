@@ -6,7 +6,7 @@
 
 A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
 those with the mpi mark. First of all a single process fills the cache of compiled kernels that all parts share.
-The parts on one rank, which are many small processes, run side by side; the others have the cores to themselves.
+The two libraries' parts run side by side, each library's one after the other.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,11 @@ def main() -> int:
     since = time.monotonic()
     options = _options()
     BUILD.mkdir(parents=True, exist_ok=True)
-    parts = [Part(mpi, size) for size in options.sizes for mpi in options.mpi]
-    alone = [part for part in parts if part.size == 1]
-    groups = [alone] if len(os.sched_getaffinity(0)) > 1 else [[part] for part in alone]
-    groups += [[part] for part in parts if part.size > 1]
+    lanes = [[Part(mpi, size) for size in options.sizes] for mpi in options.mpi]
     warm(next(iter(options.mpi.values())))
-    for group in groups:
-        run(group, options)
+    with ThreadPoolExecutor(min(len(lanes), len(os.sched_getaffinity(0)))) as pool:
+        list(pool.map(lambda lane: run(lane, options, live=lane is lanes[0]), lanes))
+    parts = sorted((part for lane in lanes for part in lane), key=lambda part: part.size)
     summary = summarise(parts, time.monotonic() - since)
     (BUILD / "summary.txt").write_text(summary)
     print(summary, end="", flush=True)
@@ -76,17 +75,16 @@ def warm(python: Path) -> None:
         jobs.run(command, _environment(python), 300, ROOT)
 
 
-def run(group: list[Part], options: argparse.Namespace) -> None:
-    """Run pytest once for each part, all at the same time; the first one's output comes as it is written."""
-    print(f"\n{group[0].name}" if group else "", flush=True)
-    with contextlib.ExitStack() as stack:
-        running = {}
-        for part in group:
-            output = None if part is group[0] else stack.enter_context(open(part.file("txt"), "w"))
-            running[part.name] = stack.enter_context(_started(part, options, output))
-        _wait(group, running, options.part_limit)
-    for part in group[1:]:
-        print(f"\n{part.name}\n{part.file('txt').read_text()}", flush=True)
+def run(lane: list[Part], options: argparse.Namespace, live: bool) -> None:
+    """Run pytest once for each part of one MPI library; the output comes as it is written, or when a part has ended."""
+    for part in lane:
+        with contextlib.ExitStack() as stack:
+            output = None if live else stack.enter_context(open(part.file("txt"), "w"))
+            if live:
+                print(f"\n{part.name}", flush=True)
+            _wait(part, stack.enter_context(_started(part, options, output)), options.part_limit)
+        if not live:
+            print(f"\n{part.name}\n{part.file('txt').read_text()}", flush=True)
 
 
 def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
@@ -104,17 +102,15 @@ def _environment(python: Path) -> dict[str, str]:
     return jobs.environment(str(python)) | {"NUMBA_CACHE_DIR": str(ROOT / "build" / "numba")}
 
 
-def _wait(group: list[Part], running: dict[str, subprocess.Popen[str]], limit_s: float) -> None:
-    """Until all parts have ended, each with its count taken, or have used up their time."""
+def _wait(part: Part, process: subprocess.Popen[str], limit_s: float) -> None:
+    """Until the part has ended or has used up its time; its count is taken."""
     since = time.monotonic()
-    left = list(group)
-    while left:
-        for part in list(left):
-            code, part.seconds = running[part.name].poll(), time.monotonic() - since
-            if code is not None or part.seconds > limit_s:
-                left.remove(part)
-                count(part, f"exit code {code}" if code is not None else f"stopped after {limit_s:g} s")
-        time.sleep(0.1)
+    try:
+        ended = f"exit code {process.wait(limit_s)}"
+    except subprocess.TimeoutExpired:
+        ended = f"stopped after {limit_s:g} s"
+    part.seconds = time.monotonic() - since
+    count(part, ended)
 
 
 def count(part: Part, ended: str) -> None:
