@@ -13,7 +13,7 @@ from .panels import transpose_panel, transpose_times_slope
 from .tile import CHUNK, ROWS, tile_rows
 
 DEPTH = 256
-BLOCK_BYTES = 1 << 16
+BLOCK_BYTES = 1 << 17
 
 
 def input_gradient_scratch(rows: int, outputs: int, itemsize: int) -> int:

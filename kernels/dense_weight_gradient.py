@@ -14,7 +14,7 @@ from .panels import copy_columns, copy_panel
 from .tile import CHUNK, ROWS, tile_columns
 
 DEPTH = 256
-BLOCK_BYTES = 1 << 17
+BLOCK_BYTES = 1 << 18
 BLOCK_ROWS = 256
 
 
