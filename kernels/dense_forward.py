@@ -22,7 +22,6 @@ SUM_BYTES = 1 << 19
 often, which costs where neighbours use that too; so with BLOCK_BYTES of the gradients."""
 
 
-
 def forward_scratch(itemsize: int) -> int:
     """Elements of scratch memory that `forward` needs."""
     return (DEPTH * PANEL_BYTES + max(SUM_BYTES, ROWS_AT_ONCE * PANEL_BYTES)) // itemsize

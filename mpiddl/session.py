@@ -78,8 +78,8 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
         rows = ShardedRows(data.train, layout, placement.shards, job.seed, job.dtype)
         test = _share_of_test(data, control, job)
     with limited_threads(control, job.threads, os.environ) as (share, thread_note):
-        if isinstance(model, MLP) and not is_object(request.model):
-            model = replace(model, threads=share)
+        if job.threads and isinstance(model, MLP) and not is_object(request.model):
+            model = replace(model, threads=share)  # only when asked: small products lose by being shared
         plan = _plan(job, placement, rows, layout)
         about = _about(job, strategy, model, data, layout, control)
         with agreed(control):
