@@ -91,6 +91,9 @@ def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
     python = options.mpi[part.mpi]
     env = _environment(python)
     part.file("jsonl").write_text("")
+    others = [other for mpi, other in options.mpi.items() if mpi != part.mpi]
+    if others:  # for the tests that start one library's program with the other's launcher
+        env["MPIDDL_TEST_OTHER_PYTHON"] = str(others[0])
     command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", f"--record={part.file('jsonl')}"]
     if part.size > 1:
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # the ranks already fill the cores
