@@ -8,6 +8,7 @@ The one departure: `Probe` returns the envelope instead of filling in a status.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -34,6 +35,9 @@ class Special(Enum):
 
 SUM, MIN, MAX, PROD = Op
 IN_PLACE, ANY_SOURCE, ANY_TAG = Special
+
+PATIENCE = 2000
+"""Looks at a flag before the MPI library is given a chance to move messages: about a millisecond."""
 
 
 class Envelope(NamedTuple):
@@ -80,12 +84,31 @@ class Request(Protocol):
     def Test(self) -> bool: ...
 
 
+class Shared(Protocol):
+    """Memory of one node: a segment of bytes for each rank, open to all of them.
+
+    ``barrier`` is for kernels that meet the other ranks by themselves; () where ranks are no processes.
+    """
+
+    segments: list[np.ndarray]
+    barrier: tuple[Any, ...]
+
+    def meet(self) -> Request: ...
+
+    def Free(self) -> None: ...
+
+
 class Comm(Protocol):
-    """The communicator that strategies talk through."""
+    """The communicator that strategies talk through.
+
+    Beyond mpi4py's: ``nodes`` says on which node each rank is, ``share`` gives the ranks of one node memory in common,
+    ``kept`` makes what lives as long as the communicator, ``progress`` lets the library move messages.
+    """
 
     rank: int
     size: int
     meter: Meter
+    freed: bool
 
     def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None: ...
 
@@ -101,6 +124,8 @@ class Comm(Protocol):
 
     def Isend(self, buf: np.ndarray, dest: int, tag: int = 0) -> Request: ...
 
+    def Irecv(self, buf: np.ndarray, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Request: ...
+
     def Sendrecv(
         self, sendbuf: np.ndarray, dest: int, sendtag: int, recvbuf: np.ndarray, source: int, recvtag: int
     ) -> None: ...
@@ -110,6 +135,18 @@ class Comm(Protocol):
     def allgather(self, obj: Any) -> list[Any]: ...
 
     def bcast(self, obj: Any, root: int = 0) -> Any: ...
+
+    def nodes(self) -> list[int]: ...
+
+    def share(self, nbytes: int) -> Shared: ...
+
+    def kept(self, key: Any, make: Callable[[], Any]) -> Any: ...
+
+    def progress(self) -> None: ...
+
+    def check_threads(self) -> None: ...
+
+    def Split(self, color: int, key: int = 0) -> Comm: ...
 
     def Dup(self) -> Comm: ...
 

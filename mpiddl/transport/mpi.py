@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,7 @@ from mpiddl.transport.base import (
     allreduce_bytes,
     bcast_bytes,
 )
+from mpiddl.transport.shared import SharedMemory
 from mpiddl.transport.start import load_mpi, start_mpi
 
 # How long a failing rank waits for the others to fail too before it calls its failure a lone one and ends the job.
@@ -82,16 +83,22 @@ def failing_together(link: Any) -> Iterator[None]:
 
 
 class MpiComm:
-    """An mpi4py communicator that counts bytes and seconds. It owns ``raw`` and frees it."""
+    """An mpi4py communicator that counts bytes and seconds. It owns ``raw`` and frees it.
 
-    def __init__(self, raw: Any):
+    ``ends_jobs`` prepares for `fail`; parts of a communicator leave that to the whole.
+    """
+
+    def __init__(self, raw: Any, ends_jobs: bool = True):
         self.raw = raw
         self.rank: int = raw.Get_rank()
         self.size: int = raw.Get_size()
         self.meter = Meter()
+        self.freed = False
         self._mpi = load_mpi()
-        self._alarm = raw.Dup()  # on which failing ranks find each other, apart from all other traffic
-        self._children: list[MpiComm] = []
+        # On which failing ranks find each other, apart from all other traffic.
+        self._alarm = raw.Dup() if ends_jobs else self._mpi.COMM_NULL
+        self._owned: list[Any] = []  # freed with this one, the youngest first
+        self._kept: dict[Any, Any] = {}
 
     def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None:
         entered = now()
@@ -162,20 +169,49 @@ class MpiComm:
 
     def Dup(self) -> MpiComm:
         """A communicator of the same ranks, freed with this one at the latest."""
-        self._children.append(MpiComm(self.raw.Dup()))
-        return self._children[-1]
+        return self._own(MpiComm(self.raw.Dup()))
+
+    def Split(self, color: int, key: int = 0) -> MpiComm:
+        """The ranks that gave the same ``color``, in the order of ``key``; freed with this one at the latest."""
+        return self._own(MpiComm(self.raw.Split(color, key), ends_jobs=False))
 
     def local_ranks(self) -> MpiComm:
         """The ranks of this communicator that share this node's memory."""
         return MpiComm(self.raw.Split_type(self._mpi.COMM_TYPE_SHARED))
+
+    def nodes(self) -> list[int]:
+        """For each rank the lowest rank of its node."""
+        local = self.raw.Split_type(self._mpi.COMM_TYPE_SHARED)
+        lowest = local.bcast(self.rank)
+        local.Free()
+        return self.raw.allgather(lowest)
+
+    def share(self, nbytes: int) -> SharedMemory:
+        """Memory in common for the ranks of this communicator, which are on one node; freed with it at the latest."""
+        return self._own(SharedMemory(self, nbytes))
+
+    def kept(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What ``make`` gave when ``key`` was first asked for; its ``Free``, if it has one, is called with this one's."""
+        if key not in self._kept:
+            self._kept[key] = made = make()
+            if hasattr(made, "Free"):
+                self._own(made)
+        return self._kept[key]
+
+    def progress(self) -> None:
+        """Let the library move messages: those started need not go on by themselves."""
+        self.raw.Iprobe()
 
     def library(self) -> str:
         """Name and version of the MPI library."""
         return " ".join(self._mpi.Get_library_version().splitlines()[0].split(",")[0].split()).strip("\0")
 
     def Free(self) -> None:
-        for child in self._children:
-            child.Free()
+        """Collective, as is the freeing of all that belongs to it."""
+        self.freed = True
+        self._kept.clear()
+        while self._owned:
+            self._owned.pop().Free()
         for handle in (self._alarm, self.raw):
             if handle != self._mpi.COMM_NULL:
                 handle.Free()
@@ -202,6 +238,18 @@ class MpiComm:
         text = str(error) if known else "".join(traceback.format_exception(error))
         print(f"mpiddl: error on rank {self.rank} of {self.size}, the job ends: {text}", file=sys.stderr, flush=True)
         self.raw.Abort(getattr(error, "exit_code", 1))
+
+    def check_threads(self) -> None:
+        """Raise a `CommError`, on every rank, unless several threads may call the library at a time."""
+        if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+            raise CommError(
+                f"threads: {self.library()} was started without MPI_THREAD_MULTIPLE, wanted it for a progress thread; "
+                "call Test() on requests while computing instead"
+            )
+
+    def _own(self, thing: Any) -> Any:
+        self._owned.append(thing)
+        return thing
 
     def _synchronised(self, arrived: float, entered: float) -> None:
         self.meter.spans.append(Span(arrived, entered, now()))

@@ -11,6 +11,8 @@ from typing import Any
 from mpiddl import launch
 from mpiddl.errors import CommError
 
+FABRICS = "/sys/class/infiniband"
+
 
 def load_mpi() -> Any:
     """``mpi4py.MPI``, not yet initialised unless it was before.
@@ -52,6 +54,8 @@ def start_mpi(env: Mapping[str, str]) -> Any:
 
 def initialise(MPI: Any) -> None:
     """``MPI_Init_thread``."""
+    if not os.path.isdir(FABRICS):  # else Open MPI complains, at every window, that its one-sided layer found none
+        os.environ.setdefault("OMPI_MCA_osc", "^ucx")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # mpi4py guesses at a foreign launcher, which is known better here
         MPI.Init_thread(MPI.THREAD_MULTIPLE)

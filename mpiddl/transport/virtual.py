@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from mpiddl.errors import CommError, UsageError
+from mpiddl.memory import aligned_zeros
 from mpiddl.transport.base import (
     ANY_SOURCE,
     ANY_TAG,
@@ -34,8 +35,10 @@ MOST_ASKED = 10_000  # far more turns than any rank computes between two message
 _REDUCE = {"SUM": np.add, "MIN": np.minimum, "MAX": np.maximum, "PROD": np.multiply}
 
 
-def run(size: int, program: Callable[[VirtualComm], Any]) -> list[Any]:
+def run(size: int, program: Callable[[VirtualComm], Any], nodes: Sequence[int] | None = None) -> list[Any]:
     """Run ``program(comm)`` on ``size`` virtual ranks; return what each returned, in rank order.
+
+    ``nodes`` says on which virtual node each rank is, ``(0, 0, 1, 1)`` for two of two; by default all are on one.
 
     Raises
     ------
@@ -56,14 +59,16 @@ def run(size: int, program: Callable[[VirtualComm], Any]) -> list[Any]:
     """
     if size < 1:
         raise UsageError(f"size: got {size}, wanted 1 rank or more")
-    world = _World(size)
+    if nodes is not None and len(nodes) != size:
+        raise UsageError(f"nodes: got {len(nodes)} numbers, wanted one for each of {size} ranks")
+    world = _World(size, list(nodes or [0] * size))
     results: list[Any] = [None] * size
 
     def body(rank: int) -> None:
         try:
             world.baton[rank].acquire()
             if world.error is None:
-                results[rank] = program(VirtualComm(world, rank))
+                results[rank] = program(VirtualComm(world, rank, range(size)))
         except _Ended:
             pass
         except BaseException as error:
@@ -105,8 +110,8 @@ class _Gathering:
 class _World:
     """What the virtual ranks share: the baton, the mailboxes and the collectives on their way."""
 
-    def __init__(self, size: int):
-        self.size = size
+    def __init__(self, size: int, nodes: list[int]):
+        self.size, self.nodes = size, nodes
         self.baton = [threading.Semaphore(0) for _ in range(size)]
         self.waits: list[_Wait | None] = [_Wait(lambda: True, "its first turn")] * size
         self.mail: dict[tuple[Any, int], list[tuple[int, int, np.ndarray]]] = {}
@@ -144,14 +149,16 @@ class _World:
 
 
 class VirtualComm:
-    """The communicator of one virtual rank; made by `run`, duplicated by `Dup`."""
+    """The communicator of one virtual rank; made by `run`, duplicated by `Dup`, cut by `Split`."""
 
-    def __init__(self, world: _World, rank: int, context: tuple[int, ...] = ()):
-        self.rank, self.size = rank, world.size
+    def __init__(self, world: _World, rank: int, members: Sequence[int], context: tuple[Any, ...] = ()):
+        self.rank, self.size = rank, len(members)
         self.meter = Meter()
-        self._world, self._context = world, context
+        self.freed = False
+        self._world, self._members, self._context = world, members, context
         self._calls = 0  # collectives so far: the n-th call of every rank belongs together
         self._children = 0
+        self._kept: dict[Any, Any] = {}
 
     def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None:
         self.Iallreduce(sendbuf, recvbuf, op).Wait()
@@ -217,19 +224,47 @@ class VirtualComm:
 
     def Dup(self) -> VirtualComm:
         self._children += 1
-        return VirtualComm(self._world, self.rank, (*self._context, self._children))
+        return VirtualComm(self._world, self.rank, self._members, (*self._context, self._children))
+
+    def Split(self, color: int, key: int = 0) -> VirtualComm:
+        self._children += 1
+        everyone = enumerate(self.allgather((color, key)))
+        order = sorted((its_key, rank) for rank, (its_color, its_key) in everyone if its_color == color)
+        ranks = [rank for _, rank in order]
+        members = [self._members[rank] for rank in ranks]
+        return VirtualComm(self._world, ranks.index(self.rank), members, (*self._context, self._children, color))
 
     def local_ranks(self) -> VirtualComm:
-        return self.Dup()
+        return self.Split(self.nodes()[self.rank])
+
+    def nodes(self) -> list[int]:
+        theirs = [self._world.nodes[member] for member in self._members]
+        return [theirs.index(node) for node in theirs]
+
+    def share(self, nbytes: int) -> VirtualShared:
+        return VirtualShared(self, nbytes)
+
+    def kept(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def progress(self) -> None:
+        """Messages of virtual ranks are there as soon as they are sent."""
 
     def library(self) -> str:
         return "virtual ranks in one process"
 
     def Free(self) -> None:
         """Nothing to free: the world goes when its last rank returns."""
+        self.freed = True
+        self._kept.clear()
 
     def fail(self, error: BaseException) -> None:
         """Nothing to agree on: `run` ends all ranks with the first failure."""
+
+    def check_threads(self) -> None:
+        raise CommError("threads: virtual ranks take turns, wanted ranks of their own for a progress thread")
 
     @property
     def events(self) -> int:
@@ -238,7 +273,17 @@ class VirtualComm:
 
     def block(self, ready: Callable[[], bool], what: str) -> None:
         """Let other ranks run until ``ready()``."""
-        self._world.wait(self.rank, ready, what)
+        self._world.wait(self._members[self.rank], ready, what)
+
+    def meet(self) -> VirtualRequest:
+        """A barrier that need not be waited for."""
+        gathering = self._bring(None, lambda parts: None, "a meeting")
+        return VirtualRequest(self, lambda: gathering.done, "a meeting")
+
+    def exchanged(self, mine: np.ndarray) -> list[np.ndarray]:
+        """Every rank's array itself, no copy of it."""
+        parts = self._together(mine, dict, "an exchange of memory")
+        return [parts[rank] for rank in range(self.size)]
 
     def _inbox(self) -> list[tuple[int, int, np.ndarray]]:
         return self._world.mail.setdefault((self._context, self.rank), [])
@@ -279,6 +324,21 @@ class VirtualComm:
         gathering = self._bring(mine, combine, what)
         self.block(lambda: gathering.done, what)
         return gathering.outcome
+
+
+class VirtualShared:
+    """Memory of one virtual node: virtual ranks see each other's arrays as they are."""
+
+    def __init__(self, comm: VirtualComm, nbytes: int):
+        self._comm = comm.Dup()
+        self.segments = self._comm.exchanged(aligned_zeros(nbytes, np.uint8))
+        self.barrier = ()
+
+    def meet(self) -> VirtualRequest:
+        return self._comm.meet()
+
+    def Free(self) -> None:
+        self.segments = []
 
 
 class VirtualRequest:

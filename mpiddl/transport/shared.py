@@ -1,0 +1,112 @@
+"""Memory that the ranks of one node share, through an MPI window, and a barrier in it that no message takes part in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpiddl.errors import CommError
+from mpiddl.kernels.meet import FLAGS, meet
+from mpiddl.memory import ALIGNMENT
+from mpiddl.transport.base import PATIENCE
+
+WHERE = "/dev/shm"  # both libraries keep their segments there
+
+
+class SharedMemory:
+    """One segment a rank, all of them open to every rank of the node.
+
+    Parameters
+    ----------
+    comm : MpiComm
+        Ranks of one node.
+    nbytes : int
+        Size of this rank's own segment; ranks may differ.
+
+    Attributes
+    ----------
+    segments : list of ndarray of uint8
+        Every rank's, in rank order, zero at first; each begins on a cache line. Gone after `Free`.
+    barrier : tuple
+        The arguments by which a kernel meets the other ranks itself (`mpiddl.kernels.meet`), but for its patience.
+
+    Raises
+    ------
+    CommError
+        On all ranks: the node's memory file system has not enough room.
+
+    Communication
+    -------------
+    Collective over ``comm``: an all-gather, the allocation and a barrier.
+    """
+
+    def __init__(self, comm: Any, nbytes: int):
+        self._comm, self._mpi = comm, comm._mpi
+        sizes = comm.allgather(int(nbytes))
+        flags = 8 * FLAGS * comm.size
+        _check_room(comm, sum(sizes) + flags)
+        info = self._mpi.Info.Create({"alloc_shared_noncontig": "true"})  # every segment near its owner
+        mine = sizes[comm.rank] + ALIGNMENT + (flags if comm.rank == 0 else 0)
+        self._window = self._mpi.Win.Allocate_shared(mine, 1, info, comm.raw)
+        info.Free()
+        self._window.Lock_all()  # one epoch from first to last: plain loads and stores, ordered by `meet`
+        parts = [np.frombuffer(self._window.Shared_query(rank)[0], np.uint8) for rank in range(comm.size)]
+        starts = [-part.ctypes.data % ALIGNMENT for part in parts]
+        self.segments = [part[start : start + size] for part, start, size in zip(parts, starts, sizes, strict=True)]
+        behind = starts[0] + -(-sizes[0] // 8) * 8
+        raised = parts[0][behind : behind + flags].view(np.int64)
+        self.barrier: tuple[Any, ...] = raised, np.zeros(5, np.int64), comm.rank, comm.size
+        self.segments[comm.rank][:] = 0  # by the owner: a page lies where it was first written
+        if comm.rank == 0:
+            raised[:] = 0
+        comm.raw.Barrier()
+
+    def meet(self) -> KernelRequest:
+        """A barrier; what any rank wrote before it, all see after it."""
+        return KernelRequest(self._comm, meet, self.barrier)
+
+    def Free(self) -> None:
+        """Collective; the segments must not be touched afterwards."""
+        if self._window != self._mpi.WIN_NULL:
+            self.segments, self.barrier = [], ()
+            self._window.Unlock_all()
+            self._window.Free()
+
+
+class KernelRequest:
+    """A kernel that meets the other ranks by itself, as a request. A rank has one at a time in the same memory.
+
+    ``kernel(*arguments, patience)`` says whether it is done; if not, it is called again.
+    """
+
+    def __init__(self, comm: Any, kernel: Callable[..., bool], arguments: tuple[Any, ...]):
+        self._comm, self._kernel, self._arguments = comm, kernel, arguments
+        self._done = False
+
+    def Wait(self) -> None:
+        while not (self._done or self._kernel(*self._arguments, PATIENCE)):
+            self._comm.progress()  # a neighbour may wait for a message that our library has not sent to the end
+        self._done = True
+
+    def Test(self) -> bool:
+        self._done = self._done or self._kernel(*self._arguments, 0)
+        return self._done
+
+
+def _check_room(comm: Any, nbytes: int) -> None:
+    """Refuse what would end in a bus error when it is touched."""
+    try:
+        found = os.statvfs(WHERE)
+    except OSError:
+        free = nbytes  # a system without it: the library knows where it puts its segments
+    else:
+        free = found.f_bavail * found.f_frsize
+    free = min(comm.allgather(free))
+    if nbytes > free:
+        raise CommError(
+            f"shared memory: {nbytes / 1e6:.1f} MB wanted for {comm.size} ranks, {WHERE} has {free / 1e6:.1f} MB free; "
+            f"enlarge it (mount -o remount,size=8G {WHERE}, docker run --shm-size 8g) or take a strategy without shared memory"
+        )
