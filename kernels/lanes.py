@@ -107,10 +107,12 @@ class Lanes:
         loaded.align = self.size
         return loaded
 
-    def store(self, value: ir.Value, pointer: ir.Value) -> None:
-        """A vector to memory of any alignment."""
+    def store(self, value: ir.Value, pointer: ir.Value, *, past: bool = False) -> None:
+        """A vector to memory of any alignment; `past` the caches, to the boundary of a vector."""
         stored = self.builder.store(value, self._vectors(pointer))
-        stored.align = self.size
+        stored.align = self.count * self.size if past else self.size
+        if past:
+            stored.set_metadata("nontemporal", self.builder.module.add_metadata([INT32(1)]))
 
     def masked_load(self, pointer: ir.Value, mask: ir.Value, other: float = 0) -> ir.Value:
         """The lanes of `mask` from memory, `other` in the rest; memory behind those is not touched."""

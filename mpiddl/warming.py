@@ -13,6 +13,7 @@ from mpiddl.data import ShardedRows
 from mpiddl.job import Job
 from mpiddl.memory import aligned_zeros
 from mpiddl.optim import clip_norm
+from mpiddl.strategies import Strategy
 
 
 @contextmanager
@@ -33,25 +34,28 @@ def limited_threads(comm: Any, wanted: int, env: Mapping[str, str]) -> Iterator[
         yield chosen.numba, note or ""
 
 
-def warm(comm: Any, model: Any, optimiser: Any, rows: ShardedRows, job: Job) -> None:
+def warm(comm: Any, model: Any, optimiser: Any, rows: ShardedRows, job: Job, strategy: Strategy) -> None:
     """Compile, or load from numba's cache, every kernel of a training step: one rank of each node first. Collective."""
+    shared = type(strategy).memory is not Strategy.memory  # then the sum may be one that must not be written
     local = comm.local_ranks()
     if local.rank == 0:
-        _compile(model, optimiser, rows, job)
+        _compile(model, optimiser, rows, job, shared)
     local.patient_barrier()
     if local.rank != 0:
-        _compile(model, optimiser, rows, job)
+        _compile(model, optimiser, rows, job, shared)
     local.patient_barrier()
     local.Free()
 
 
-def _compile(model: Any, optimiser: Any, rows: ShardedRows, job: Job) -> None:
-    """Call each kernel on next to nothing."""
+def _compile(model: Any, optimiser: Any, rows: ShardedRows, job: Job, shared: bool) -> None:
+    """Call each kernel on next to nothing; what is compiled for a read-only array is another kernel."""
     dtype = np.dtype(job.dtype)
     if hasattr(model, "warm"):
         model.warm(dtype)
     params, grad = aligned_zeros(1, dtype), aligned_zeros(1, dtype)
-    optimiser.update(params, grad, optimiser.init(1, dtype), 0.0)
-    if job.clip:
-        clip_norm(grad, 1.0, job.clip)
+    for writeable in (True, False) if shared else (True,):
+        grad.flags.writeable = writeable
+        optimiser.update(params, grad, optimiser.init(1, dtype), 0.0)
+        if job.clip:
+            clip_norm(grad, 1.0, job.clip)
     rows.batch(0, 0)
