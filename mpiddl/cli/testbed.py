@@ -1,0 +1,224 @@
+"""``mpiddl testbed``: a cluster on one machine, as commands. What they call is imported when they are called."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from mpiddl.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from mpiddl.testbed import Link, Result, Testbed
+
+# Everything after the first word is the program's, its options included.
+PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@click.group(epilog="""
+\b
+Examples:
+  mpiddl testbed run --hosts 4 --ranks-per-host 2 --rate 200mbit -- python program.py
+  mpiddl testbed up --hosts 3 --rate 1gbit        a cluster that stays
+  mpiddl testbed run --ranks-per-host 2 -- mpiddl train --data digits
+  mpiddl testbed exec h1 bash                     look around on a host; on the login node: exec login
+  mpiddl testbed kill-host h3                     a node dies
+  mpiddl testbed down
+""")
+def testbed() -> None:
+    """A cluster of several hosts on this machine, for any MPI program.
+
+    Each host has its own network, hostname, shared memory, processes, /proc, /sys, /dev/shm and /run; the disk is shared, as
+    with NFS. Links are shaped to a rate and count their bytes. Needs Linux, iproute2 and either root or user namespaces.
+    """
+
+
+def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--slurm", is_flag=True, help="Also start Slurm on the hosts. Needs root and Debian's packages."),
+        click.option("--loss", default="0%", show_default=True, metavar="SHARE", help="Packets to each host that get lost."),
+        click.option("--rate", metavar="RATE", help="What each link carries each way: 200mbit. Unlimited if not given."),
+    ):
+        command = option(command)
+    return command
+
+
+_NAME = click.option("--name", default="default", show_default=True, metavar="NAME", help="Which cluster, if you want several.")
+
+
+@testbed.command(context_settings=PROGRAM, epilog="""
+\b
+Examples:
+  mpiddl testbed run --hosts 4 --ranks-per-host 2 --rate 200mbit -- python program.py
+  mpiddl testbed run --hosts 3 --ranks-per-host 2,1,1 --mpi mpich -- mpiddl doctor
+  mpiddl testbed run --hosts 2 --map round-robin --limit 60 --json run.json -- python program.py --size 8
+  mpiddl testbed run --hosts 2 --slurm -- srun -n 4 --mpi=pmi2 mpiddl doctor
+
+\b
+The exit code is the program's; 124 if it did not end within --limit.
+""")
+@click.argument("command", nargs=-1, required=True, metavar="-- PROGRAM [ARGUMENTS]")
+@click.option("--hosts", type=int, metavar="N", help="A cluster for this run alone; without it, the one that `up` brought up.")
+@_cluster_options
+@click.option("--ranks-per-host", default="1", show_default=True, metavar="N[,N,...]", help="One number, or one for each host.")
+@click.option("--map", "order", default="by-slot", show_default=True, metavar="by-slot|round-robin",
+              help="Ranks host by host, or one on each host in turn.")
+@click.option("--mpi", metavar="openmpi|mpich", help="Whose mpiexec; by default the one beside this Python, else on the PATH.")
+@click.option("--mpiexec-args", default="", metavar="'...'", help="More arguments for mpiexec.")
+@click.option("--limit", type=float, metavar="SECONDS", help="End the program after so long.")
+@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write code, seconds and bytes.")
+@_NAME
+def run(command: tuple[str, ...], hosts: int | None, rate: str | None, loss: str, slurm: bool, ranks_per_host: str,
+        path: Path | None, limit: float | None, name: str, **options: Any) -> None:
+    """Run an MPI program over all hosts, and report what each link carried.
+
+    The program has your environment, folder and disk. Nothing of the cluster is left when it ends, however it ends.
+    """
+    if limit is not None and not limit > 0:
+        raise UsageError(f"limit: got {limit:g}, wanted seconds above 0")
+    if hosts is None and (rate or slurm or loss != "0%"):
+        raise UsageError("run: --rate, --loss and --slurm came without --hosts, which they need: they belong to a new cluster")
+    _end_on_signals()
+    with _bed(hosts, rate, loss, slurm, name) as bed:
+        if slurm:
+            result = bed.exec("login", command, timeout_s=limit, capture=False)
+        else:
+            result = bed.run(command, ranks_per_host=_ranks(ranks_per_host), timeout_s=limit, capture=False, **options)
+        links, shown = result.links, result.returncode
+    _report(links, result)
+    if shown == 124 and limit is not None:
+        click.echo(f"mpiddl: the program was ended after {limit:g} s (--limit)", err=True)
+    if path:
+        _write(path, result)
+    sys.exit(shown)
+
+
+def _bed(hosts: int | None, rate: str | None, loss: str, slurm: bool, name: str) -> Testbed:
+    from mpiddl.testbed import Testbed
+
+    return Testbed.attach(name) if hosts is None else Testbed(hosts, rate, loss, slurm)
+
+
+def _ranks(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"ranks per host: got {text!r}, wanted whole numbers with commas, such as 2 or 2,1,1") from None
+
+
+def _report(links: dict[str, Link], result: Result) -> None:
+    """On standard error, so that the program's output stays its own."""
+    click.echo(f"\n{'link':<6} {'sent bytes':>15} {'packets':>9} {'received bytes':>15} {'packets':>9}", err=True)
+    for name, link in links.items():
+        numbers = f"{link.sent_bytes:>15,} {link.sent_packets:>9,} {link.received_bytes:>15,} {link.received_packets:>9,}"
+        click.echo(f"{name:<6} {numbers}", err=True)
+    click.echo(f"{result.seconds:.2f} s, exit code {result.returncode}", err=True)
+
+
+def _write(path: Path, result: Result) -> None:
+    links = {name: link._asdict() for name, link in result.links.items()}
+    text = json.dumps({"exit_code": result.returncode, "seconds": round(result.seconds, 4), "links": links}, indent=2)
+    try:
+        path.write_text(text + "\n")
+    except OSError as error:
+        raise OutputError(f"json: {path} cannot be written: {error.strerror}") from None
+
+
+def _end_on_signals() -> None:
+    """SIGTERM and SIGHUP take the cluster down as Ctrl-C does."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
+
+
+@testbed.command()
+@click.option("--hosts", default=4, show_default=True, metavar="N", help="How many; they are called h1, h2, ...")
+@_cluster_options
+@_NAME
+def up(hosts: int, rate: str | None, loss: str, slurm: bool, name: str) -> None:
+    """Bring up a cluster that stays until `down`, also after you log out."""
+    from mpiddl.testbed import Testbed
+    from mpiddl.testbed.plan import show_rate
+
+    _end_on_signals()
+    bed = Testbed(hosts, rate, loss, slurm)
+    bed.open(name)
+    plan = bed.cluster.plan
+    click.echo(f"{', '.join(plan.names)} and login are up, links at {show_rate(plan.rate)}")
+
+
+@testbed.command(context_settings=PROGRAM, epilog="""
+\b
+Examples:
+  mpiddl testbed exec h2 hostname
+  mpiddl testbed exec h1 ping -c 1 h2
+  mpiddl testbed exec login bash
+""")
+@click.argument("host")
+@click.argument("command", nargs=-1, required=True, metavar="COMMAND...")
+@_NAME
+def exec(host: str, command: tuple[str, ...], name: str) -> None:
+    """Run a command on HOST (h1, h2, ..., or login), in this folder. The exit code is the command's."""
+    _end_on_signals()
+    with _bed(None, None, "", False, name) as bed:
+        sys.exit(bed.exec(host, command, capture=False).returncode)
+
+
+@testbed.command()
+@click.argument("rate")
+@_NAME
+def rate(rate: str, name: str) -> None:
+    """Give all links another RATE, each way: 200mbit, 1gbit, or none for as fast as can be."""
+    with _bed(None, None, "", False, name) as bed:
+        bed.set_rate(rate)
+
+
+@testbed.command("kill-host")
+@click.argument("host")
+@click.option("--silently", is_flag=True, help="Cut its cable first: the others do not hear of its end.")
+@_NAME
+def kill_host(host: str, silently: bool, name: str) -> None:
+    """Kill HOST: all its processes end at once, and its link is gone."""
+    with _bed(None, None, "", False, name) as bed:
+        bed.kill_host(host, silently)
+
+
+@testbed.command()
+@click.argument("host")
+@_NAME
+def boot(host: str, name: str) -> None:
+    """Start HOST again after kill-host: the same name and address, a new boot id."""
+    with _bed(None, None, "", False, name) as bed:
+        bed.boot(host)
+
+
+@testbed.command()
+@_NAME
+def status(name: str) -> None:
+    """Which hosts are up, and what their links have carried."""
+    from mpiddl.testbed.plan import show_rate
+
+    with _bed(None, None, "", False, name) as bed:
+        plan, links = bed.cluster.plan, bed.links()
+        click.echo(f"rate {show_rate(plan.rate)}, loss {plan.loss:.6g}")
+        for host, link in links.items():
+            state = "up" if bed.cluster.is_up(host) else "down"
+            click.echo(f"{host:<6} {state:<5} sent {link.sent_bytes:>15,} received {link.received_bytes:>15,}")
+
+
+@testbed.command()
+@_NAME
+def down(name: str) -> None:
+    """Take the cluster down, with all that runs on it."""
+    from mpiddl.testbed.standing import standing
+
+    standing(name).end()

@@ -1,0 +1,126 @@
+"""How hosts are joined and what their links have carried: commands for ip and tc, and the counters of the kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from mpiddl.testbed.plan import SUBNET, Plan
+
+BRIDGE = "br0"
+# Enough at 1 Gbit/s for a timer that ticks 1000 times a second, and for the largest packet that is not cut yet.
+_BURST_BYTES = 128 * 1024
+_QUEUE_MS = 20
+# linux/filter.h (SKF_AD_OFF + SKF_AD_RANDOM), linux/pkt_cls.h (TC_ACT_OK, TC_ACT_SHOT)
+_BPF_RANDOM, _PASS, _DROP = 0xFFFFF000 + 56, 0, 2
+
+
+class Link(NamedTuple):
+    """What a host's link has carried. Packets that the kernel has not yet cut to the wire's size count as one."""
+
+    sent_bytes: int
+    received_bytes: int
+    sent_packets: int
+    received_packets: int
+
+    def since(self, earlier: Link) -> Link:
+        """What came on top of ``earlier``."""
+        return Link(*(now - before for now, before in zip(self, earlier, strict=True)))
+
+
+def read_links(text: str) -> dict[str, Link]:
+    """The counters of each interface, from the text of a ``/proc/net/dev``."""
+    found = {}
+    for line in text.splitlines()[2:]:  # two lines of headings
+        name, _, numbers = line.partition(":")
+        fields = [int(number) for number in numbers.split()]
+        found[name.strip()] = Link(fields[8], fields[0], fields[9], fields[1])
+    return found
+
+
+def link_bytes() -> Link:
+    """What the link of this host has carried so far; for programs that run inside a testbed.
+
+    Elsewhere it is the sum over all interfaces but the loopback.
+    """
+    found = read_links(Path("/proc/self/net/dev").read_text())
+    own = [link for name, link in found.items() if name != "lo"]
+    return found.get("eth0") or Link(*map(sum, zip(*own, strict=True))) if own else Link(0, 0, 0, 0)
+
+
+def _hardware(number: int) -> str:
+    """An Ethernet address for life; one that changed when a host is booted would be asked for in vain for a minute."""
+    return f"02:00:0a:4d:00:{number:02x}"
+
+
+def switch_commands() -> str:
+    """For ``ip -batch`` on the login node: a bridge that sends multicast to those who joined, and its own address."""
+    return f"""link set lo up
+link add {BRIDGE} address {_hardware(254)} type bridge mcast_snooping 1 mcast_querier 1 forward_delay 0 stp_state 0
+addr add {SUBNET}.254/24 dev {BRIDGE}
+link set {BRIDGE} up
+"""
+
+
+def host_commands(number: int, loss: float) -> str:
+    """For ``ip -batch`` inside a host that still sees the login node's pid 1: a cable to the switch, and an address.
+
+    Where packets get lost they have to be those of a wire, not the larger ones that the kernel hands on uncut.
+    """
+    cut = "link set eth0 gso_max_segs 1\n" if loss else ""
+    return f"""link set lo up
+link add eth0 address {_hardware(number)} type veth peer name v{number} netns 1
+addr add {SUBNET}.{number}/24 dev eth0
+link set eth0 up
+route add 224.0.0.0/4 dev eth0
+{cut}"""
+
+
+def plug_commands(numbers: list[int]) -> str:
+    """For ``ip -batch`` on the login node: the hosts' cables into the switch."""
+    return "".join(f"link set v{number} master {BRIDGE} up\n" for number in numbers)
+
+
+def shape(device: str, rate: int | None) -> str:
+    """For ``tc``: let ``device`` send no faster than ``rate``."""
+    if rate is None:
+        return f"qdisc replace dev {device} root noqueue"
+    return f"qdisc replace dev {device} root tbf rate {rate}bit burst {_BURST_BYTES} latency {_QUEUE_MS}ms"
+
+
+def port_commands(numbers: list[int], rate: int | None) -> str:
+    """For ``tc -batch`` on the login node: how fast the switch sends to each host."""
+    return "".join(shape(f"v{number}", rate) + "\n" for number in numbers)
+
+
+def loss_commands(numbers: list[int], loss: float) -> str:
+    """For ``tc -batch`` on the login node: lose a share of what the switch sends to each host.
+
+    Netem is made for it, but not every kernel has it. This filter of four instructions needs less: take a random number;
+    if it is not below the threshold, pass the packet on; else drop it.
+    """
+    below = min(round(loss * 2**32), 2**32 - 1)
+    program = f"4,32 0 0 {_BPF_RANDOM},53 0 1 {below},6 0 0 {_PASS},6 0 0 {_DROP}"
+    lines = ("qdisc replace dev v{0} clsact", "filter replace dev v{0} egress pref 1 bpf da bytecode '{1}'")
+    return "".join(line.format(number, program) + "\n" for number in numbers for line in lines)
+
+
+def loss_rules(loss: float) -> str:
+    """The same for ``nft -f``, between hosts only; it may be said again."""
+    below = round(loss * 10**6)
+    chain = f"type filter hook forward priority 0; numgen random mod 1000000 < {below} drop;"
+    return f"add table bridge mpiddl\ndelete table bridge mpiddl\ntable bridge mpiddl {{ chain forward {{ {chain} }} }}\n"
+
+
+def silence() -> None:
+    """Let this node have no IPv6 addresses, or it speaks unasked, and counters hold more than the program's bytes."""
+    for name in ("all", "default"):
+        setting = Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6")
+        if setting.exists():
+            setting.write_text("1")
+
+
+def hosts_file(plan: Plan) -> str:
+    """The text of ``/etc/hosts`` on every host."""
+    lines = ["127.0.0.1 localhost", "::1 localhost", f"{SUBNET}.254 login"]
+    return "".join(line + "\n" for line in lines + [f"{SUBNET}.{k} h{k}" for k in range(1, plan.hosts + 1)])

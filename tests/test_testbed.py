@@ -1,0 +1,187 @@
+"""Clusters of the testbed: hosts of their own, ranks where they were asked for, and bytes that add up."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from mpiddl.errors import UsageError
+from mpiddl.testbed import Testbed, TestbedError
+
+MIB = 1 << 20
+WHERE = """
+import socket
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+names = comm.gather((socket.gethostname(), node.size))
+if not comm.rank:
+    print(names)
+"""
+SEND = """
+import sys
+from mpi4py import MPI
+comm, to = MPI.COMM_WORLD, int(sys.argv[1])
+message = bytearray(4 << 20)
+if comm.rank == 0:
+    comm.Send(message, to)
+elif comm.rank == to:
+    comm.Recv(message, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def bed():
+    """Three hosts that the tests of this file share."""
+    try:
+        with Testbed(hosts=3, rate="1gbit") as bed:
+            yield bed
+    except TestbedError as error:
+        pytest.skip(f"{error}")
+
+
+def python(text, *arguments):
+    return ["python", "-c", text, *arguments]
+
+
+@pytest.mark.parametrize(("order", "hosts"), [("by-slot", "h1 h1 h2 h3"), ("round-robin", "h1 h2 h3 h1")])
+def test_ranks_stand_where_they_were_asked_for(bed, order, hosts):
+    result = bed.run(python(WHERE), ranks_per_host=[2, 1, 1], order=order, timeout_s=50)
+    assert result.returncode == 0, result.output
+    assert eval(result.stdout) == [(name, 2 if name == "h1" else 1) for name in hosts.split()]
+
+
+def test_a_message_between_hosts_is_on_their_links(bed):
+    result = bed.run(python(SEND, "2"), ranks_per_host=[2, 1, 0], timeout_s=50)
+    assert result.returncode == 0, result.output
+    assert 4 * MIB <= result.links["h1"].sent_bytes <= 4.24 * MIB
+    assert 4 * MIB <= result.links["h2"].received_bytes <= 4.24 * MIB
+    assert result.links["h3"].sent_bytes < 0.1 * MIB
+
+
+def test_a_message_within_a_host_is_on_no_link(bed):
+    result = bed.run(python(SEND, "1"), ranks_per_host=[2, 1, 0], timeout_s=50)
+    assert result.returncode == 0, result.output
+    assert max(link.sent_bytes for link in result.links.values()) < 0.2 * MIB
+
+
+OWN = """
+import json, os, socket
+from pathlib import Path
+from mpiddl.testbed import link_bytes
+Path("/dev/shm/mine").touch()
+names = ("net", "uts", "ipc", "pid", "mnt")
+print(json.dumps({
+    "name": socket.gethostname(), "address": socket.gethostbyname(socket.gethostname()),
+    "boot id": Path("/proc/sys/kernel/random/boot_id").read_text(), "shm": os.listdir("/dev/shm"),
+    "processes": len([name for name in os.listdir("/proc") if name.isdecimal()]),
+    "namespaces": [os.readlink(f"/proc/self/ns/{name}") for name in names],
+    "devices": sorted(os.listdir("/sys/class/net")), "tmp": os.environ["TMPDIR"], "files": os.listdir("/run/tmp"),
+    "links": link_bytes(), "cwd": os.getcwd()}))
+"""
+
+
+def test_hosts_have_everything_of_their_own_but_the_disk(bed, tmp_path):
+    first, second = (json.loads(bed.exec(name, python(OWN), cwd=str(tmp_path)).stdout) for name in ("h1", "h2"))
+    assert (first["name"], second["name"]) == ("h1", "h2")
+    assert (first["address"], second["address"]) == ("10.77.0.1", "10.77.0.2")
+    assert first["boot id"] != second["boot id"]
+    assert not set(first["namespaces"]) & set(second["namespaces"])
+    assert first["shm"] == second["shm"] == ["mine"]
+    assert first["processes"] < 6
+    assert first["devices"] == ["eth0", "lo"]
+    assert (first["tmp"], first["files"]) == ("/run/tmp", [])
+    assert first["cwd"] == str(tmp_path)
+    bed.exec("h1", ["rm", "/dev/shm/mine"])
+
+
+def test_a_host_reads_its_own_counters(bed):
+    outside = bed.links()["h3"]
+    inside = json.loads(bed.exec("h3", python(OWN)).stdout)["links"]
+    assert list(outside) == inside
+
+
+def test_a_killed_host_is_gone_until_it_is_booted(bed):
+    before = bed.exec("h3", ["cat", "/proc/sys/kernel/random/boot_id"]).stdout
+    bed.kill_host("h3")
+    assert bed.exec("h3", ["true"]).returncode == 255
+    with pytest.raises(UsageError, match="down already"):
+        bed.kill_host("h3")
+    bed.boot("h3")
+    with pytest.raises(UsageError, match="up already"):
+        bed.boot("h3")
+    assert bed.exec("h3", ["cat", "/proc/sys/kernel/random/boot_id"]).stdout not in ("", before)
+    assert bed.exec("h3", ["hostname"]).stdout == "h3\n"
+
+
+def test_the_rate_is_that_of_every_device(bed):
+    for rate, words in (("50mbit", "tbf rate 50Mbit"), ("none", "noqueue"), ("1gbit", "tbf rate 1Gbit")):
+        bed.set_rate(rate)
+        for host, device in (("h2", "eth0"), ("login", "v2")):
+            shown = bed.exec(host, ["tc", "qdisc", "show", "dev", device]).stdout.replace("root refcnt 3 ", "")
+            assert words.split()[0] in shown and words.split()[-1] in shown
+
+
+def test_a_program_without_end_is_ended_and_nothing_of_it_is_left(bed):
+    since = time.monotonic()
+    result = bed.run(python("import time; print('here', flush=True); time.sleep(100)"), timeout_s=3)
+    assert result.returncode == 124
+    assert "here" in result.stdout
+    assert time.monotonic() - since < 30
+    assert bed.exec("h1", ["sh", "-c", "cat /proc/[0-9]*/cmdline"]).stdout.count("time.sleep") == 0
+
+
+def test_the_exit_code_is_the_programs(bed):
+    assert bed.run(python("import sys; sys.exit(3)"), timeout_s=30).returncode == 3
+
+
+def test_mistakes_are_told(bed):
+    with pytest.raises(UsageError, match="no-such-program"):
+        bed.run(["no-such-program"])
+    with pytest.raises(UsageError, match="2 numbers for 3 hosts"):
+        bed.run(["true"], ranks_per_host=[1, 1])
+    with pytest.raises(UsageError, match="h9"):
+        bed.exec("h9", ["true"])
+    with pytest.raises(UsageError, match="lam"):
+        bed.run(["true"], mpi="lam")
+    with pytest.raises(UsageError, match="own /run"):
+        bed.run(["true"], cwd="/run/lock")
+
+
+# The listener is ready before the speaker starts, as the file it makes on the shared disk tells.
+COUNT = """
+import socket, time
+port = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+port.bind(("", 5000))
+port.settimeout(2)
+open("/run/testbed/listening", "w").close()
+count = 0
+try:
+    while port.recv(2000):
+        count += 1
+except TimeoutError:
+    print(count)
+"""
+SPEAK = """
+import os, socket, time
+while not os.path.exists("/run/testbed/listening"):
+    time.sleep(0.01)
+port = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for piece in range(500):
+    port.sendto(b"x" * 500, ("h1", 5000))
+    time.sleep(0.001)
+"""
+BOTH = '/run/testbed/on h2 python -c "$1" & /run/testbed/on h1 python -c "$0"; wait'
+
+
+def test_packets_get_lost_as_asked():
+    try:
+        with Testbed(hosts=2, loss="30%") as bed:
+            # Questions for an address get lost, too, and packets wait for the answer: let it be known.
+            bed.exec("h2", ["ip", "neigh", "replace", "10.77.0.1", "lladdr", "02:00:0a:4d:00:01", "dev", "eth0"])
+            result = bed.exec("login", ["sh", "-c", BOTH, COUNT, SPEAK], timeout_s=30)
+    except TestbedError as error:
+        pytest.skip(f"{error}")
+    assert 280 < int(result.stdout) < 420, result.output  # 350 of 500, give or take seven standard deviations
