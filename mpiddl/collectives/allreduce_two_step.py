@@ -1,0 +1,223 @@
+"""Two-step reduction: inside the nodes through shared memory, across nodes by messages. Nothing is copied.
+
+Every rank of a node has its input, and the node has one result, in memory that all of them see. The array is cut into
+one slice for each of the m local ranks that every node has. Rank j adds up slice j of its neighbours' inputs, straight
+into the result, all-reduces it with the ranks j of other nodes in a ring, and a barrier ends the call. A segment is
+added up when the ring first needs it, so that memory and network work at the same time.
+
+`leader=True` is the other reading: all ranks of a node add up a part each, and its leader alone talks to other leaders.
+
+Cost, N nodes: 2 (N-1)/N V sent by a node, the least there is, by its m ranks in parallel (leader form: by one), in 2
+(N-1) rounds; in the node q V read and V written. Shared memory q V + V a node, scratch of V/(m N) a rank. The bytes are
+those of a flat ring of one rank a node; what is gained is rounds, streams in parallel, and the copies that messages
+inside a node are made of.
+Sources: slices as the 2D torus of Mikami et al. 2018, arXiv:1811.05233; leaders as the hierarchical all-reduce of Jia
+et al. 2018, arXiv:1807.11205 [I: in both the steps inside a node go through shared memory instead of messages].
+Same bits on every rank: each element is added up on one path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mpiddl.arena import Arena
+from mpiddl.clock import now
+from mpiddl.collectives.allreduce_ring import reduce_round
+from mpiddl.collectives.base import (
+    COMBINE,
+    SEGMENT_BYTES,
+    Queue,
+    Started,
+    Steps,
+    block_bounds,
+    ceil_div,
+    check_alike,
+    check_alive,
+    check_op,
+    flat,
+    pieces,
+    run,
+    under_way,
+)
+from mpiddl.collectives.wire import Wire
+from mpiddl.errors import ShapeError
+from mpiddl.kernels.node_sum import node_sum
+from mpiddl.memory import ALIGNMENT
+from mpiddl.topology import neighbours
+from mpiddl.transport.agree import agreed
+from mpiddl.transport.base import PATIENCE, SUM, Op, Span
+from mpiddl.transport.shared import KernelRequest
+
+CACHED_BYTES = 64 * 1024
+"""Adding up more than two inputs goes by blocks of this size, which stay in the first or second cache."""
+
+STAGED_BYTES = 64 << 20
+"""Most of an array that lies elsewhere is copied into shared memory in pieces of this size."""
+
+STREAMED_BYTES = 8 << 20
+"""From here on a node's result is written past the caches, which would not hold it beside the inputs."""
+
+PAGE_BYTES = 4096
+
+
+class TwoStep(Queue):
+    """An all-reduce that is set up once: fill ``input``, call it, read ``result``.
+
+    Parameters
+    ----------
+    comm : Comm
+        All ranks that take part.
+    size : int
+        Elements.
+    dtype : dtype
+        Of input and result.
+    op : Op
+        SUM, MIN, MAX or PROD.
+    leader : bool
+        Only one rank of each node talks to other nodes.
+    segment_bytes : int
+        Size of a pipelined message.
+
+    Attributes
+    ----------
+    input : ndarray, shape (size,)
+        This rank's contribution. Free to be written as soon as the call is over.
+    result : ndarray, shape (size,)
+        The reduction: one array for the whole node, not to be written, valid until this rank makes the next call.
+
+    Raises
+    ------
+    ShapeError, UsageError
+        A size, dtype or op that cannot be taken, on the ranks that gave it.
+    MismatchError
+        On every rank: ranks gave different sizes, dtypes or ops.
+    CommError
+        On every rank: ``comm`` was freed, or a node has not enough room for shared memory.
+
+    Communication
+    -------------
+    Making it is collective: two all-gathers, the shared memory, a split across nodes, at the first time on ``comm`` its
+    neighbours. A call sends what the module says. Freed with ``comm``, or by ``Free``.
+    """
+
+    def __init__(self, comm: Any, size: int, dtype: DTypeLike, op: Op = SUM, *, leader: bool = False,
+                 segment_bytes: int = SEGMENT_BYTES):
+        check_alive(comm)
+        kind = np.dtype(dtype)
+        flat("dtype", np.empty(0, kind))
+        check_op(op, kind)
+        if not isinstance(size, (int, np.integer)) or size < 0:
+            raise ShapeError(f"size: got {size!r}, wanted a number of elements")
+        check_alike(comm, "TwoStep", size=size, dtype=kind, op=op.name, leader=leader, segment_bytes=segment_bytes)
+        near = neighbours(comm)
+        self._comm, self._near, self._op, self._segment_bytes = comm, near, op, segment_bytes
+        self._beside = under_way(comm)
+        self._arena = Arena(comm)
+        with agreed(comm):  # a node alone may have too little room
+            self.input = self._arena.shared("input", size, kind)
+            self._result = self._arena.common("result", size, kind)
+        self.result = self._result[:]
+        self.result.flags.writeable = False
+        self._inputs = self._arena.peers("input")
+        local, nodes = near.local, len(near.topology.nodes)
+        self._streams = (1 if leader else near.topology.least) if nodes > 1 else local.size
+        # Its own: plans under way at the same time come to their messages in different orders on different ranks.
+        self._wire = Wire(near.across.Split(0, near.across.rank)) if nodes > 1 else None
+        self.wires = (self._wire.comm,) if self._wire else ()
+        self._leader = leader and nodes > 1
+        self._addresses = np.array([array.ctypes.data for array in self._inputs])
+        fused = nodes == 1 < local.size and op is SUM and kind in (np.float32, np.float64) and self._arena.barrier("input")
+        self._at_once = self._node_sum(size) if fused else ()
+
+    def __call__(self) -> np.ndarray:
+        """Reduce, and return ``result``."""
+        check_alive(self._comm)
+        if self._at_once and not self._beside:  # written out: of a short array's microsecond every call is a tenth
+            entered = now()
+            while not node_sum(*self._at_once, PATIENCE):
+                self._comm.progress()
+            self._comm.meter.spans.append(Span(entered, entered, now()))
+        else:
+            self.start(blocking=True)
+        return self.result
+
+    def _node_sum(self, size: int) -> tuple[Any, ...]:
+        """What `node_sum` takes for ``size`` elements: one call does all there is to do on one node."""
+        barrier, result = self._arena.barrier("input"), self._result
+        line = ALIGNMENT // result.itemsize
+        lines = block_bounds(ceil_div(size, line), len(self._inputs), self._near.local.rank)
+        begin, end = (min(edge * line, size) for edge in lines)
+        return result, self._addresses, begin, end, result.nbytes >= STREAMED_BYTES, *barrier
+
+    def start(self, blocking: bool = False) -> Started:
+        """The same without waiting: a request. ``input`` must not be written before it is complete."""
+        check_alive(self._comm)
+        return run(self._comm, self.wires, self.steps(self.result.size), blocking, self)
+
+    def Free(self) -> None:
+        """Give the shared memory back; collective. The arrays must not be touched afterwards."""
+        self._inputs, self._at_once = [], ()
+        self._arena.Free()
+        for across in self.wires:
+            across.Free()
+
+    def steps(self, size: int) -> Steps:
+        """Reduce the first ``size`` elements."""
+        if self._at_once:
+            yield KernelRequest(self._comm, node_sum, self._node_sum(size))
+            return
+        yield self._arena.meet("input")  # all inputs are there, and nobody reads the last result any more
+        local = self._near.local
+        if self._leader:
+            self._add_up(*block_bounds(size, local.size, local.rank))
+            yield self._arena.meet("input")
+        if local.rank < self._streams:
+            yield from self._slice(*block_bounds(size, self._streams, local.rank))
+        yield self._arena.meet("input")
+
+    def _slice(self, begin: int, end: int) -> Steps:
+        """All of the work on one slice of the result."""
+        if self._wire is None:
+            self._add_up(begin, end)
+            return
+        result = self._result[begin:end]
+
+        def own(first: int, last: int) -> np.ndarray:
+            if not self._leader:
+                self._add_up(begin + first, begin + last)
+            return result[first:last]
+
+        yield from reduce_round(self._wire, own, result, self._op, segment_bytes=self._segment_bytes)
+
+    def _add_up(self, begin: int, end: int) -> None:
+        """The node's inputs, in rank order, into its result."""
+        combine, inputs, result = COMBINE[self._op], self._inputs, self._result
+        if len(inputs) == 1:
+            result[begin:end] = inputs[0][begin:end]
+        elif len(inputs) == 2:
+            combine(inputs[0][begin:end], inputs[1][begin:end], out=result[begin:end])
+        else:
+            for block in pieces(end - begin, CACHED_BYTES // result.itemsize):
+                part = slice(begin + block.start, begin + block.stop)
+                combine(inputs[0][part], inputs[1][part], out=result[part])
+                for more in inputs[2:]:
+                    combine(result[part], more[part], out=result[part])
+
+
+def staged(comm: Any, nbytes: int, dtype: np.dtype, op: Op, *, leader: bool = False, most_bytes: int = STAGED_BYTES) -> TwoStep:
+    """A `TwoStep` for arrays that lie anywhere, kept with ``comm`` for the next call of about that size; collective."""
+    room = min(most_bytes, max(PAGE_BYTES, 1 << (nbytes - 1).bit_length()))
+    size = max(1, room // dtype.itemsize)
+    return comm.kept(("two-step", size, dtype, op, leader), lambda: TwoStep(comm, size, dtype, op, leader=leader))
+
+
+def allreduce_two_step(plan: TwoStep, source: np.ndarray, result: np.ndarray) -> Steps:
+    """``result`` becomes the reduction of all ranks' ``source``, through the plan's shared memory: two copies more."""
+    for piece in pieces(result.size, plan.input.size):
+        length = piece.stop - piece.start
+        plan.input[:length] = source[piece]
+        yield from plan.steps(length)
+        result[piece] = plan.result[:length]

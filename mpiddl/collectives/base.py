@@ -1,0 +1,250 @@
+"""What all collectives share: how one is under way, what it may be called with, how an array is cut.
+
+A collective is written as a generator that *yields what it waits for*: receives, sends, meetings of a node's ranks. Whoever
+drives it decides how to wait. `Started.Wait` blocks, `Started.Test` goes on as far as it can and returns, and a
+progress thread (`mpiddl.collectives.progress`) does that while the main thread computes. So each algorithm is written once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from mpiddl.clock import now
+from mpiddl.errors import CommError, ShapeError, UsageError
+from mpiddl.transport.agree import check_equal
+from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM, Op, Request, Span
+
+Steps = Iterator[Request]
+
+COMBINE: dict[Op, np.ufunc] = {SUM: np.add, MIN: np.minimum, MAX: np.maximum, PROD: np.multiply}
+"""numpy's loops run at the speed of memory and give up the interpreter lock. MIN and MAX hand on what is not a number."""
+
+DTYPES = "bhilqBHILQfdgFDG"
+"""Type characters of numpy for which MPI has a type with arithmetic: integers, floats and complex numbers."""
+
+LARGEST = 2**31 - 1
+"""Elements of one message that every MPI library takes."""
+
+SEGMENT_BYTES = 128 * 1024
+"""Of a pipelined message. Smaller ones overlap better, larger ones cost fewer calls: see docs/collectives.md."""
+
+
+class Started:
+    """A collective under way on this rank; a request like those of `mpiddl.transport`.
+
+    Other ranks wait for this one's part: ``Test`` (or `progress.Progress`) moves it on between ``start`` and ``Wait``.
+    """
+
+    def __init__(self, comm: Any, wires: tuple[Any, ...], steps: Steps):
+        self._comm, self._wires, self._steps = comm, wires, steps
+        self._lock = threading.Lock()  # a progress thread may test while the main thread waits
+        self._pending: Request | None = None
+        self._arrived, self._entered = now(), 0.0
+        self._over = False
+        self._beside = under_way(comm)
+        self._beside.append(self)
+        self.failure: BaseException | None = None
+
+    def Wait(self) -> None:
+        self._entered = now()
+        while not self._over and any(other is not self for other in self._beside):
+            self._all_go_on()
+            os.sched_yield()
+        with self._lock:
+            self._drive(_wait)
+        if self.failure is not None:
+            raise self.failure
+
+    def Test(self) -> bool:
+        """Go on as far as is possible without waiting; returns whether that was the end."""
+        self._all_go_on()
+        if self.failure is not None:
+            raise self.failure
+        return self._over
+
+    def _all_go_on(self) -> None:
+        """This one and what else was started on ``comm``: another rank may wait for our part of that first."""
+        for started in list(self._beside):
+            started._go_on()
+
+    def _go_on(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drive(_test)
+            finally:
+                self._lock.release()
+
+    def _drive(self, is_there: Callable[[Request], bool]) -> None:
+        try:
+            while not self._over:
+                self._pending = self._pending or next(self._steps, None)
+                if self._pending is None:
+                    self._finish()
+                elif not is_there(self._pending):
+                    break
+                self._pending = None
+        except BaseException as error:
+            self.failure = error  # raised where this rank waits for the result, whoever met it
+            self._finish()
+            if not isinstance(error, Exception):
+                raise
+
+    def _finish(self) -> None:
+        """Count how long it took, and all that has been sent so far: of others on the same wire, too, but once."""
+        self._over = True
+        self._beside.remove(self)
+        for wire in self._wires:
+            nbytes, messages = wire.meter.bytes, wire.meter.messages
+            wire.meter.sent(-nbytes, -messages)
+            self._comm.meter.sent(nbytes, messages)
+        left = now()
+        self._comm.meter.spans.append(Span(self._arrived, self._entered or left, left))
+
+
+def under_way(comm: Any) -> list[Started]:
+    """What was started on ``comm`` and is not complete."""
+    return comm.kept("under way", list)
+
+
+def _wait(request: Request) -> bool:
+    request.Wait()
+    return True
+
+
+def _test(request: Request) -> bool:
+    return request.Test()
+
+
+def block_bounds(n: int, parts: int, part: int) -> tuple[int, int]:
+    """Begin and end of part ``part`` of ``n`` elements in ``parts`` contiguous parts whose sizes differ by one at most.
+
+    Examples
+    --------
+    >>> [block_bounds(7, 3, part) for part in range(3)]
+    [(0, 3), (3, 5), (5, 7)]
+    """
+    whole, rest = divmod(n, parts)
+    return part * whole + min(part, rest), (part + 1) * whole + min(part + 1, rest)
+
+
+def ceil_div(n: int, parts: int) -> int:
+    """n / parts, rounded up."""
+    return -(-n // parts)
+
+
+def pieces(n: int, most: int) -> list[slice]:
+    """``n`` elements in order, ``most`` at a time.
+
+    Examples
+    --------
+    >>> pieces(5, 2)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    return [slice(begin, min(begin + most, n)) for begin in range(0, n, most)]
+
+
+def flat_pair(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> tuple[np.ndarray, np.ndarray]:
+    """Source and result of an all-reduce as 1-D views, the same one if it is in place; checked.
+
+    Raises
+    ------
+    CommError
+        If ``comm`` was freed.
+    ShapeError
+        A buffer is no numpy array, is not C-contiguous, has another size or dtype than the other one, overlaps it, or
+        cannot be written.
+    UsageError
+        The dtype has no arithmetic in MPI; complex numbers have no order for MIN and MAX.
+    """
+    check_alive(comm)
+    result = flat("recvbuf", recvbuf, writable=True)
+    check_op(op, result.dtype)
+    if sendbuf is IN_PLACE:
+        return result, result
+    source = flat("sendbuf", sendbuf)
+    if source.dtype != result.dtype or source.size != result.size:
+        raise ShapeError(f"recvbuf: got {_shape(result)}, wanted {_shape(source)} as in sendbuf")
+    if source is not result and np.may_share_memory(source, result) and source.size:
+        if source.ctypes.data != result.ctypes.data:
+            raise ShapeError("sendbuf and recvbuf: they overlap; wanted two buffers, or IN_PLACE as sendbuf")
+        return result, result
+    return source, result
+
+
+def flat(name: str, array: Any, writable: bool = False) -> np.ndarray:
+    """The 1-D view of a C-contiguous array of a dtype that MPI can move and reduce."""
+    if not isinstance(array, np.ndarray):
+        raise ShapeError(f"{name}: got {type(array).__name__}, wanted a numpy array")
+    if not array.flags.c_contiguous:
+        raise ShapeError(f"{name}: got an array whose elements do not lie one behind the other; np.ascontiguousarray makes one")
+    if not array.flags.aligned:
+        raise ShapeError(f"{name}: got an array whose elements lie off their boundaries; array.copy() makes one that fits")
+    if writable and not array.flags.writeable:
+        raise ShapeError(f"{name}: got an array that must not be written, wanted one to hold the result")
+    if array.dtype.char not in DTYPES or not array.dtype.isnative:
+        raise UsageError(f"{name}: got dtype {array.dtype}, wanted integers, floats or complex numbers that MPI has too")
+    return array.reshape(-1)
+
+
+def check_op(op: Any, dtype: np.dtype) -> None:
+    """Raise a `UsageError` for what is no reduction, or none of complex numbers."""
+    if op not in COMBINE:
+        raise UsageError(f"op: got {op!r}, wanted one of mpiddl.transport.base's {', '.join(known.name for known in COMBINE)}")
+    if dtype.kind == "c" and op in (MIN, MAX):
+        raise UsageError(f"op: got {op.name} for {dtype}, wanted SUM or PROD: complex numbers have no order")
+
+
+def check_root(comm: Any, root: Any) -> None:
+    """Raise a `UsageError` for what is no rank."""
+    if not isinstance(root, (int, np.integer)) or not 0 <= root < comm.size:
+        raise UsageError(f"root: got {root!r}, wanted a rank from 0 to {comm.size - 1}")
+
+
+def check_alive(comm: Any) -> None:
+    """Raise a `CommError` if the communicator was freed."""
+    if comm.freed:
+        raise CommError("comm: got a communicator that was freed, wanted one in use")
+
+
+def check_alike(comm: Any, call: str, **values: Any) -> None:
+    """Raise a `MismatchError` on every rank unless all ranks make the same ``call``; costs an all-gather."""
+    check_equal(comm, call, {"call": call, **{name: str(value) for name, value in values.items()}})
+
+
+def run(comm: Any, wires: tuple[Any, ...], steps: Steps, blocking: bool, queue: Queue | None = None) -> Started:
+    """Drive a collective to its end, or to where it first has to wait; after those before it in ``queue``."""
+    if queue is not None:
+        steps = _after(queue.last, steps)
+    started = Started(comm, wires, steps)
+    if queue is not None:
+        queue.last = started
+    if blocking:
+        started.Wait()
+    else:
+        started.Test()
+    return started
+
+
+class Queue:
+    """Collectives that use the same memory, one after the other; ``last`` is the one that was started last."""
+
+    last: Started | None = None
+
+
+def _after(before: Started | None, steps: Steps) -> Steps:
+    """Waits for ``before``, and drives it on while it does: nobody else may."""
+    if before is not None:
+        yield before
+    yield from steps
+
+
+def _shape(array: np.ndarray) -> str:
+    return f"{array.size} {array.dtype}"
+
+
+Own = Callable[[int, int], np.ndarray]

@@ -1,0 +1,295 @@
+"""The collectives as calls on numpy arrays: what a program uses.
+
+Arrays lie anywhere, of any shape, C-contiguous. Each call is collective over ``comm`` and takes the algorithm by name;
+the form with an ``i`` in front returns a request (`Started`) and leaves the buffers in use until it is complete.
+`checked=True` spends an all-gather to find ranks that call with different sizes, dtypes, ops or algorithms; without it
+they hang or end in garbage, as in MPI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpiddl.collectives.allgather_ring import allgather_ring
+from mpiddl.collectives.allreduce_doubling import allreduce_doubling
+from mpiddl.collectives.allreduce_ring import allreduce_ring
+from mpiddl.collectives.allreduce_staged import allreduce_staged, fits, stage
+from mpiddl.collectives.allreduce_two_step import allreduce_two_step, staged
+from mpiddl.collectives.barrier_dissemination import barrier_dissemination
+from mpiddl.collectives.base import (
+    Queue,
+    Started,
+    Steps,
+    block_bounds,
+    check_alike,
+    check_alive,
+    check_op,
+    check_root,
+    flat,
+    flat_pair,
+    run,
+)
+from mpiddl.collectives.broadcast_binomial import broadcast_binomial
+from mpiddl.collectives.broadcast_chain import broadcast_chain
+from mpiddl.collectives.broadcast_scatter import broadcast_scatter
+from mpiddl.collectives.reduce_binomial import reduce_binomial
+from mpiddl.collectives.reduce_scatter_gather import reduce_scatter_gather
+from mpiddl.collectives.reduce_scatter_ring import reduce_scatter_ring
+from mpiddl.collectives.wire import Wire, wire
+from mpiddl.errors import ShapeError, UsageError
+from mpiddl.topology import neighbours
+from mpiddl.transport.base import SUM, Op
+
+SHORT_BYTES = 16 * 1024
+"""Up to here rounds count more than bytes, and "auto" takes the algorithm with the fewest."""
+
+Under = tuple[tuple[Any, ...], Steps, Queue | None]
+"""The communicators that a collective sends on, its steps, and those it must not overlap with."""
+
+
+def _two_step(comm: Any, source: np.ndarray, result: np.ndarray, op: Op, leader: bool = False) -> Under:
+    if not leader and fits(comm, result.dtype, op) and not (through := stage(comm, result.dtype)).alone:
+        return (), allreduce_staged(comm, through, source, result), through
+    plan = staged(comm, result.nbytes, result.dtype, op, leader=leader)
+    return plan.wires, allreduce_two_step(plan, source, result), plan
+
+
+def _leader(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
+    return _two_step(comm, source, result, op, leader=True)
+
+
+def _ring(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
+    way = _round_nodes(comm)
+    return (way.comm,), allreduce_ring(way, source, result, op), None
+
+
+def _doubling(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
+    way = wire(comm)
+    return (way.comm,), allreduce_doubling(way, source, result, op), None
+
+
+def _round_nodes(comm: Any) -> Wire:
+    """The wire on which neighbours of a ring are on the same node wherever that is possible."""
+    return comm.kept("wire round nodes", lambda: Wire(neighbours(comm).ring))
+
+
+ALLREDUCE: dict[str, Callable[..., Under]] = {
+    "two-step": _two_step,
+    "two-step-leader": _leader,
+    "ring": _ring,
+    "doubling": _doubling,
+}
+BROADCAST: dict[str, Callable[..., Steps]] = {
+    "chain": broadcast_chain,
+    "scatter": broadcast_scatter,
+    "binomial": broadcast_binomial,
+}
+REDUCE: dict[str, Callable[..., Steps]] = {"scatter": reduce_scatter_gather, "binomial": reduce_binomial}
+
+
+def iallreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, algorithm: str = "auto",
+               checked: bool = False, blocking: bool = False) -> Started:
+    """Start `allreduce`; returns a request."""
+    source, result = flat_pair(comm, sendbuf, recvbuf, op)
+    auto = "two-step" if result.nbytes > SHORT_BYTES or neighbours(comm).local.size == comm.size else "doubling"
+    chosen = _choose(ALLREDUCE, algorithm, auto)
+    if checked:
+        check_alike(comm, "allreduce", size=result.size, dtype=result.dtype, op=op.name, algorithm=chosen)
+    if comm.size == 1 or not result.size:
+        return run(comm, (), _copy(source, result), blocking)
+    wires, steps, queue = ALLREDUCE[chosen](comm, source, result, op)
+    return run(comm, wires, steps, blocking, queue)
+
+
+def allreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, algorithm: str = "auto",
+              checked: bool = False) -> None:
+    """The reduction of all ranks' ``sendbuf``, in ``recvbuf`` of every rank, the same bits everywhere.
+
+    Parameters
+    ----------
+    comm : Comm
+        From `mpiddl.transport.mpi.connect`, or a virtual one.
+    sendbuf : ndarray or IN_PLACE
+        This rank's contribution; IN_PLACE (or the same array) takes it from ``recvbuf``.
+    recvbuf : ndarray
+        As many elements of the same dtype.
+    op : Op
+        SUM, MIN, MAX or PROD.
+    algorithm : str
+        ``two-step``, ``two-step-leader``, ``ring``, ``doubling``, or ``auto``: doubling for short arrays across nodes, else
+        two-step. What each costs stands on top of its file.
+    checked : bool
+        Compare the ranks' calls first.
+
+    Raises
+    ------
+    ShapeError, UsageError
+        A buffer, dtype, op or algorithm that cannot be taken, on the ranks that gave it (all, if all gave the same).
+    MismatchError
+        If ``checked``, on every rank: they called differently.
+    CommError
+        ``comm`` was freed; a node has not enough room for shared memory (two-step).
+
+    Communication
+    -------------
+    Collective. Two-step: 2 (N-1)/N V a node, N nodes; ring: 2 (P-1)/P V a rank; doubling: ceil(log2 P) V a rank.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpiddl.transport import virtual
+    >>> def program(comm):
+    ...     total = np.zeros(3, np.float32)
+    ...     allreduce(comm, np.full(3, comm.rank, np.float32), total, algorithm="ring")
+    ...     return total.tolist()
+    >>> virtual.run(3, program)
+    [[3.0, 3.0, 3.0], [3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]
+    """
+    iallreduce(comm, sendbuf, recvbuf, op, algorithm=algorithm, checked=checked, blocking=True).Wait()
+
+
+def ireduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op = SUM, *, checked: bool = False,
+                    blocking: bool = False) -> Started:
+    """Start `reduce_scatter`; returns a request."""
+    check_alive(comm)
+    source, block = flat("sendbuf", sendbuf), flat("recvbuf", recvbuf, writable=True)
+    check_op(op, source.dtype)
+    _check_block(comm, "recvbuf", block, source)
+    if checked:
+        check_alike(comm, "reduce_scatter", size=source.size, dtype=source.dtype, op=op.name)
+    way = wire(comm)
+    return run(comm, (way.comm,), reduce_scatter_ring(way, source, block, op), blocking)
+
+
+def reduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op = SUM, *, checked: bool = False) -> None:
+    """One block of the reduction of all ranks' ``sendbuf`` for each rank, in ``recvbuf``.
+
+    Blocks are contiguous and differ by one element at most (`base.block_bounds`); ``recvbuf`` has this rank's size. Errors as
+    `allreduce`.
+
+    Communication
+    -------------
+    Collective: (P-1)/P V sent by each rank, V being all of ``sendbuf``.
+    """
+    ireduce_scatter(comm, sendbuf, recvbuf, op, checked=checked, blocking=True).Wait()
+
+
+def iallgather(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: bool = False,
+               blocking: bool = False) -> Started:
+    """Start `allgather`; returns a request."""
+    check_alive(comm)
+    block, result = flat("sendbuf", sendbuf), flat("recvbuf", recvbuf, writable=True)
+    _check_block(comm, "sendbuf", block, result)
+    if checked:
+        check_alike(comm, "allgather", size=result.size, dtype=result.dtype)
+    way = wire(comm)
+    return run(comm, (way.comm,), allgather_ring(way, block, result), blocking)
+
+
+def allgather(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: bool = False) -> None:
+    """All ranks' blocks one behind the other, in ``recvbuf`` of every rank.
+
+    ``sendbuf`` has the size of this rank's block of ``recvbuf`` (`base.block_bounds`). Errors as `allreduce`.
+
+    Communication
+    -------------
+    Collective: (P-1)/P V sent by each rank, V being all of ``recvbuf``.
+    """
+    iallgather(comm, sendbuf, recvbuf, checked=checked, blocking=True).Wait()
+
+
+def ibroadcast(comm: Any, buf: np.ndarray, root: int = 0, *, algorithm: str = "auto", checked: bool = False,
+               blocking: bool = False) -> Started:
+    """Start `broadcast`; returns a request."""
+    check_alive(comm)
+    check_root(comm, root)
+    data = flat("buf", buf, writable=comm.rank != root or algorithm == "scatter")  # which brings the root all blocks, too
+    chosen = _choose(BROADCAST, algorithm, "chain" if data.nbytes > SHORT_BYTES else "binomial")
+    if checked:
+        check_alike(comm, "broadcast", size=data.size, dtype=data.dtype, root=root, algorithm=chosen)
+    way = _round_nodes(comm)
+    start = neighbours(comm).topology.ring.index(root)
+    return run(comm, (way.comm,), BROADCAST[chosen](way, data, start), blocking)
+
+
+def broadcast(comm: Any, buf: np.ndarray, root: int = 0, *, algorithm: str = "auto", checked: bool = False) -> None:
+    """Every rank's ``buf`` becomes the root's.
+
+    ``algorithm``: ``chain``, ``scatter`` (scatter and all-gather), ``binomial``, or ``auto``: binomial for short arrays,
+    else chain. Errors as `allreduce`.
+
+    Communication
+    -------------
+    Collective: chain V a rank, the last none; scatter (P-1)/P V a rank, the root twice that; binomial (P-1)/P V on average.
+    """
+    ibroadcast(comm, buf, root, algorithm=algorithm, checked=checked, blocking=True).Wait()
+
+
+def ireduce(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op = SUM, root: int = 0, *,
+            algorithm: str = "auto", checked: bool = False, blocking: bool = False) -> Started:
+    """Start `reduce`; returns a request."""
+    check_alive(comm)
+    check_root(comm, root)
+    if comm.rank == root:
+        source, result = flat_pair(comm, sendbuf, recvbuf, op)
+    else:
+        source, result = flat("sendbuf", sendbuf), None
+        check_op(op, source.dtype)
+    chosen = _choose(REDUCE, algorithm, "scatter" if source.nbytes > SHORT_BYTES else "binomial")
+    if checked:
+        check_alike(comm, "reduce", size=source.size, dtype=source.dtype, op=op.name, root=root, algorithm=chosen)
+    way = _round_nodes(comm)
+    start = neighbours(comm).topology.ring.index(root)
+    return run(comm, (way.comm,), REDUCE[chosen](way, source, result, op, start), blocking)
+
+
+def reduce(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op = SUM, root: int = 0, *,
+           algorithm: str = "auto", checked: bool = False) -> None:
+    """The reduction of all ranks' ``sendbuf``, in the root's ``recvbuf``; other ranks may give None.
+
+    ``algorithm``: ``scatter`` (reduce-scatter and gather), ``binomial``, or ``auto``: binomial for short arrays. The root may
+    give IN_PLACE as ``sendbuf``. Errors as `allreduce`.
+
+    Communication
+    -------------
+    Collective: scatter V a rank at most; binomial V a rank, in ceil(log2 P) rounds.
+    """
+    ireduce(comm, sendbuf, recvbuf, op, root, algorithm=algorithm, checked=checked, blocking=True).Wait()
+
+
+def ibarrier(comm: Any, *, blocking: bool = False) -> Started:
+    """Start `barrier`; returns a request."""
+    check_alive(comm)
+    way = wire(comm)
+    return run(comm, (way.comm,), barrier_dissemination(way), blocking)
+
+
+def barrier(comm: Any) -> None:
+    """Returns when all ranks have called it: ceil(log2 P) empty messages a rank."""
+    ibarrier(comm, blocking=True).Wait()
+
+
+def _choose(known: dict[str, Any], algorithm: str, auto: str) -> str:
+    if algorithm not in ("auto", *known):
+        raise UsageError(f"algorithm: got {algorithm!r}, wanted auto, {', '.join(known)}")
+    return auto if algorithm == "auto" else algorithm
+
+
+def _check_block(comm: Any, name: str, block: np.ndarray, whole: np.ndarray) -> None:
+    begin, end = block_bounds(whole.size, comm.size, comm.rank)
+    if block.size != end - begin or block.dtype != whole.dtype:
+        raise ShapeError(
+            f"{name}: got {block.size} {block.dtype}, wanted {end - begin} {whole.dtype}, "
+            f"the block of rank {comm.rank} of {comm.size} in {whole.size}"
+        )
+    if np.may_share_memory(block, whole) and block.size:
+        raise ShapeError(f"{name}: it overlaps the other buffer; wanted two that do not")
+
+
+def _copy(source: np.ndarray, result: np.ndarray) -> Steps:
+    if source is not result:
+        result[...] = source
+    yield from ()

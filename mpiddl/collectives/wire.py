@@ -1,0 +1,50 @@
+"""The wire of a communicator: its ranks once more, for the messages of collectives only, and memory that is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mpiddl.memory import aligned_zeros
+
+TAGS = 32768  # every library has as many
+
+
+class Wire:
+    """Where collectives send.
+
+    Attributes
+    ----------
+    comm : Comm
+        A duplicate: no message of a collective can be taken for one of the user's.
+    """
+
+    def __init__(self, comm: Any):
+        self.comm = comm
+        self._calls = 0
+        self._idle: list[np.ndarray] = []
+
+    def tag(self) -> int:
+        """For the next collective: all ranks start them in the same order, so their numbers agree."""
+        self._calls += 1
+        return self._calls % TAGS
+
+    @contextmanager
+    def scratch(self, size: int, dtype: np.dtype) -> Iterator[np.ndarray]:
+        """Memory for a while; fresh pages would cost as much as filling them."""
+        nbytes = size * dtype.itemsize
+        fits = [block for block in self._idle if block.nbytes >= nbytes]
+        block = min(fits, key=len) if fits else aligned_zeros(nbytes, np.uint8)
+        self._idle = [other for other in self._idle if other is not block and (fits or other.nbytes > nbytes)]
+        try:
+            yield block[:nbytes].view(dtype)
+        finally:
+            self._idle.append(block)
+
+
+def wire(comm: Any) -> Wire:
+    """The wire of ``comm``, in rank order; collective at the first call."""
+    return comm.kept("wire", lambda: Wire(comm.Split(0, comm.rank)))
