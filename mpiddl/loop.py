@@ -107,7 +107,7 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
     -------------
     The strategy's, and whatever ``after`` does.
     """
-    gradient = Gradient(model, state.params, strategy)
+    gradient = Gradient(comm, model, state.params, strategy)
     while not plan.over(state.index):
         rows, step = plan.step(state.index)
         score = gradient(comm, state, rows, step)
@@ -134,9 +134,9 @@ def update(optimiser: Optimiser, state: State, grad: np.ndarray, scale: float, r
 class Gradient:
     """The gradient of a rank's rows into one flat buffer, each part handed to the strategy as soon as it is final."""
 
-    def __init__(self, model: Any, params: FlatBuffer, strategy: Strategy):
+    def __init__(self, comm: Comm, model: Any, params: FlatBuffer, strategy: Strategy):
         self.model, self.strategy = model, strategy
-        self.buffer = FlatBuffer(model.shapes, params.dtype)
+        self.buffer = FlatBuffer(model.shapes, params.dtype, strategy.memory(comm, params.flat.size, params.dtype))
         self.flat = self.buffer.flat
         self._takes = inspect.signature(model.gradient).parameters
         self._work: Any = None

@@ -87,7 +87,7 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
                 folder.write_job(job.as_dict(), request.of_a_program())
         said = (thread_note, _data_note(control, rows, strategy), _resume_note(request, earlier, about, control.size))
         notes = [note for note in said if note]
-        warm(control, model, optimiser, rows, job)
+        warm(control, model, optimiser, rows, job, strategy)
         yield Session(request, job, folder, earlier, model, optimiser, strategy, plan, rows, test, about, notes)
 
 

@@ -15,8 +15,16 @@ from mpiddl.strategies.alone import Alone
 from mpiddl.strategies.base import Combined, Pending, Placement, Replica, Step, Strategy, describe
 from mpiddl.strategies.chain import chain
 from mpiddl.strategies.local_sgd import LocalSGD
+from mpiddl.strategies.ring import Ring
+from mpiddl.strategies.two_step import TwoStep
 
-NAMES: dict[str, type[Strategy]] = {"alone": Alone, "allreduce": AllReduce, "local-sgd": LocalSGD}
+NAMES: dict[str, type[Strategy]] = {
+    "alone": Alone,
+    "allreduce": AllReduce,
+    "two-step": TwoStep,
+    "ring": Ring,
+    "local-sgd": LocalSGD,
+}
 
 __all__ = [
     "NAMES",
@@ -27,8 +35,10 @@ __all__ = [
     "Pending",
     "Placement",
     "Replica",
+    "Ring",
     "Step",
     "Strategy",
+    "TwoStep",
     "chain",
     "describe",
     "make_strategy",

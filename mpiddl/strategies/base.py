@@ -1,8 +1,9 @@
 """The strategy interface: how ranks agree on one model.
 
-A strategy is six functions, all optional; what is not written is the identity.
+A strategy is seven functions, all optional; what is not written is the identity.
 
     placement   which shards a rank trains on
+    memory      where the gradient is made, if a collective wants to find it there
     init        the strategy's state before the first step
     start       a part of the gradient is final: its exchange may begin while the rest is computed
     combine     the gradients of a step, before the local update
@@ -90,7 +91,8 @@ class Replica:
 class Combined:
     """What `combine` makes of a gradient.
 
-    grad : the sum of per-sample gradients that the local update takes, shape (n,).
+    grad : the sum of per-sample gradients that the local update takes, shape (n,). It may be read-only: in memory that
+        several ranks read.
     count : how many samples it sums; 0 means no local update in this step.
     state : the strategy's new state.
     stop : this rank has done its last step (its `mix` is not called again, its `finish` is).
@@ -138,6 +140,13 @@ class Strategy:
     def placement(self, shards: int, rank: int, size: int) -> Placement:
         """What ``rank`` of ``size`` does; by default a contiguous run of the ``shards`` virtual shards."""
         return Placement(rank_shards(shards, size, rank))
+
+    def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
+        """Where the gradient shall be made: an array of shape ``(size,)`` and ``dtype``, or None for memory of the rank's own.
+
+        Called on every rank, before the first step.
+        """
+        return None
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         """State before the first step. Called on every rank with the same parameters."""

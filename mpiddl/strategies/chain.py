@@ -12,7 +12,7 @@ from mpiddl.transport.base import Comm
 
 
 class Chain(Strategy):
-    """``chain(a, b)`` behaves as a, then b. The first member places the shards; any of them may stop the rank."""
+    """``chain(a, b)`` behaves as a, then b. The first member places shards and gradient; any of them may stop the rank."""
 
     def __init__(self, *members: Strategy):
         self.members = members
@@ -28,6 +28,9 @@ class Chain(Strategy):
 
     def placement(self, shards: int, rank: int, size: int) -> Placement:
         return self.members[0].placement(shards, rank, size)
+
+    def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
+        return self.members[0].memory(comm, size, dtype)
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         return [member.init(comm, replica) for member in self.members]

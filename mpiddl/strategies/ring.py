@@ -1,0 +1,43 @@
+"""Synchronous SGD whose sums go round a ring of all ranks, node by node.
+
+With ``overlap=1`` each layer's part goes its way as soon as the backward pass has finished it. The step is that of
+`allreduce`, to rounding (with overlap the parts are cut otherwise, so the last bits differ from those without).
+
+Cost a step: 2 (P-1)/P V sent by each rank.
+Source: see `mpiddl.collectives.allreduce_ring`; overlap as in Das et al. 2016, arXiv:1602.06709.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiddl.collectives import allreduce, iallreduce
+from mpiddl.strategies.base import Combined, Replica, Step, Strategy
+from mpiddl.transport.base import IN_PLACE, Comm
+
+
+@dataclass(frozen=True)
+class Ring(Strategy):
+    """Sum the gradients over all ranks in every step, round a ring; ``overlap`` 1: while the rest is computed."""
+
+    overlap: int = 0
+
+    def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
+        if not self.overlap or comm.size == 1:
+            return state
+        moving = state.get("moving", [])
+        for request in moving:
+            request.Test()  # a chance for those under way
+        return {"moving": [*moving, iallreduce(comm, IN_PLACE, grad[part], algorithm="ring")]}
+
+    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        if comm.size == 1:
+            return Combined(grad, step.total, state)
+        if not self.overlap:
+            allreduce(comm, IN_PLACE, grad, algorithm="ring")
+        for request in state.get("moving", []):
+            request.Wait()
+        return Combined(grad, step.total, {})

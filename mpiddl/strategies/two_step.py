@@ -1,0 +1,48 @@
+"""Synchronous SGD whose sums go through shared memory inside a node and by rings across nodes.
+
+The gradient is made in memory that the node's ranks share, and the update reads the one sum of the node: nothing is copied. The
+step is that of `allreduce`, to rounding.
+
+Cost a step: 2 (N-1)/N V sent by a node, N nodes, by all its ranks in parallel (form=leader: by one of them).
+Source: see `mpiddl.collectives.allreduce_two_step`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiddl.collectives import TwoStep as Reduction
+from mpiddl.errors import UsageError
+from mpiddl.strategies.base import Combined, Replica, Step, Strategy
+from mpiddl.transport.base import Comm
+
+FORMS = ("slices", "leader")
+
+
+@dataclass(frozen=True)
+class TwoStep(Strategy):
+    """Sum the gradients over all ranks in every step, in two steps; ``form`` says who talks to other nodes."""
+
+    form: str = "slices"
+
+    def check(self, size: int) -> None:
+        if self.form not in FORMS:
+            raise UsageError(f"strategy two-step: form: got {self.form!r}, wanted {' or '.join(FORMS)}")
+
+    def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
+        return self._reduction(comm, size, dtype).input if comm.size > 1 else None
+
+    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        if comm.size == 1:
+            return Combined(grad, step.total, state)
+        reduction = self._reduction(comm, grad.size, grad.dtype)
+        if grad is not reduction.input:  # a strategy before this one has made it
+            reduction.input[:] = grad
+        return Combined(reduction(), step.total, state)
+
+    def _reduction(self, comm: Comm, size: int, dtype: np.dtype) -> Reduction:
+        """Made once; it lives as long as ``comm``."""
+        return comm.kept((self, size, dtype), lambda: Reduction(comm, size, dtype, leader=self.form == "leader"))
