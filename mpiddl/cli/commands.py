@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from mpiddl.cli import collectives, testbed
 from mpiddl.errors import UsageError
 from mpiddl.job import FIELDS, make_job, read_job_file
 from mpiddl.version import __version__
@@ -152,6 +153,10 @@ def bench() -> None:
     """Measure mpiddl against the alternatives, interleaved in one run."""
 
 
+collectives.add_to(bench)
+mpiddl.add_command(testbed.testbed)
+
+
 @bench.command()
 @click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
 @click.option("--threads", default=1, show_default=True, help="Threads for every contender.")
@@ -175,10 +180,10 @@ def step(path: Path | None, threads: int, seconds: float) -> None:
 def agreement(path: Path | None, data: str, hidden: tuple[int, ...], steps: int) -> None:
     """How far the weights are apart that 1, 2, 4, ... ranks reach; start it under mpiexec."""
     from mpiddl.bench import agreement as module
-    from mpiddl.bench.output import show, write
+    from mpiddl.bench.output import check_files, keep, show
 
+    check_files(path)
     rows = module.run(os.environ, data, hidden, steps, ("float32", "float64"))
     if rows:
         show("agreement", rows, ("distance", "same_bits"))
-    if rows and path:
-        write(path, rows)
+    keep(os.environ, "agreement", rows, path)

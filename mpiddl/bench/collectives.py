@@ -1,0 +1,206 @@
+"""Our collectives against the MPI library's on the same buffers, in turns within one run.
+
+Every call of every contender sees the same arrays; a contender's results are checked against the library's first. A row holds,
+beside what every bench's rows hold: ``p10`` and ``p90`` of our seconds, ``sent_bytes`` (payload of the rank that sends most, by
+our own counter), ``link_bytes`` (of the busiest host, by its links' counters, headers included; across nodes only),
+``limit_seconds`` and ``of_limit`` (limit over our seconds: 1 is as fast as memory or wire allow).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mpiddl.bench.limits import HEADERS, bits_per_second, free_memory, memory_limit, wire_limit
+from mpiddl.bench.turns import Contender, quantiles, take_turns
+from mpiddl.collectives import TwoStep, calls
+from mpiddl.collectives.base import block_bounds, flat
+from mpiddl.errors import MpiddlError, UsageError
+from mpiddl.topology import neighbours
+from mpiddl.transport.mpi import connect, failing_together
+
+SIZES = (16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20)
+COPIES = 8  # arrays of a rank at most: inputs, results, those of the limit, the library's own
+LIBRARY, LIMIT = "library", "limit"
+
+
+def run(name: str, env: Any, sizes: Sequence[int] = SIZES, dtype: str = "float32", seconds: float = 4.0,
+        rate: str | None = None) -> list[dict[str, Any]]:
+    """Rows for every size and algorithm of one collective, on rank 0; elsewhere none.
+
+    Parameters
+    ----------
+    name : str
+        ``allreduce``, ``bcast``, ``allgather`` or ``reduce-scatter``.
+    sizes : sequence of int
+        Bytes of the whole array.
+    dtype : str
+        Of its elements.
+    seconds : float
+        How long each size is measured.
+    rate : str, optional
+        What each link carries, ``200mbit``; else the wire's limit is measured.
+
+    Communication
+    -------------
+    Collective over ``COMM_WORLD``.
+    """
+    kind, bits = _dtype(dtype), bits_per_second(rate) if rate is not None else None
+    link = connect(env=env)
+    with failing_together(link):
+        _check_memory(link, max(sizes))
+        rows = [row for size in sizes for row in _case(link, name, size, kind, seconds, bits)]
+    rank = link.rank
+    link.Free()
+    return [] if rank else rows
+
+
+def _dtype(name: str) -> np.dtype:
+    try:
+        kind = np.dtype(name)
+    except TypeError:
+        raise UsageError(f"dtype: got {name!r}, wanted a name of numpy's, such as float32") from None
+    flat("dtype", np.empty(0, kind))
+    return kind
+
+
+def _check_memory(comm: Any, size: int) -> None:
+    """Refuse sizes that would have the kernel kill somebody."""
+    free = free_memory()
+    local = neighbours(comm).local.size
+    if COPIES * size * local > min(comm.allgather(free)):
+        raise UsageError(
+            f"sizes: got {_bytes(size)}, wanted at most {_bytes(free // (COPIES * local))}: "
+            f"{local} ranks on a node with {free / 1e9:.1f} GB of free memory, {COPIES} arrays each"
+        )
+
+
+def _case(comm: Any, name: str, size: int, dtype: np.dtype, seconds: float, rate: float | None) -> Iterator[dict[str, Any]]:
+    n = max(1, size // dtype.itemsize)
+    source = np.random.default_rng(comm.rank).integers(1, 5, n).astype(dtype)
+    plans: list[TwoStep] = []
+    contenders = {"allreduce": _allreduce, "bcast": _bcast, "allgather": _allgather,
+                  "reduce-scatter": _reduce_scatter}[name](comm, source, plans)
+    near, given = neighbours(comm), None
+    if comm.size > 1:
+        limit, given = _limit(near, name, n, dtype, rate)
+        if limit:
+            contenders[LIMIT] = Contender(limit)
+    take_turns(comm, contenders, seconds)
+    for plan in plans:
+        plan.Free()
+    yield from _rows(f"{_bytes(size)}, {near.topology}", contenders, n * dtype.itemsize, given,
+                     len(near.topology.nodes) > 1)
+
+
+def _limit(near: Any, name: str, n: int, dtype: np.dtype, rate: float | None) -> tuple[Callable[[], None] | None, float | None]:
+    """The operation that is the limit, or its seconds where the rate is given."""
+    nodes = len(near.topology.nodes)
+    if nodes == 1:
+        return memory_limit(near.local, n, dtype, 3 if "reduce" in name else 2), None
+    least = {"allreduce": 2 * (nodes - 1) / nodes, "bcast": 1.0}.get(name, (nodes - 1) / nodes)
+    nbytes = int(least * n * dtype.itemsize)
+    return (None, nbytes * 8 * HEADERS / rate) if rate else (wire_limit(near, nbytes), None)
+
+
+def _allreduce(comm: Any, source: np.ndarray, plans: list[TwoStep]) -> dict[str, Contender]:
+    plan = TwoStep(comm, source.size, source.dtype)
+    plans.append(plan)
+    plan.input[:] = source
+    result = np.zeros_like(source)
+    found = {LIBRARY: Contender(lambda: comm.raw.Allreduce(plan.input, result))}
+    found["two-step, in place"] = _ours(comm, plan)
+    if len(neighbours(comm).topology.nodes) > 1:
+        leader = TwoStep(comm, source.size, source.dtype, leader=True)
+        plans.append(leader)
+        leader.input[:] = source
+        found["leader, in place"] = _ours(comm, leader)
+    for algorithm in ("two-step", "ring", *(["doubling"] if source.nbytes <= 1 << 20 else [])):
+        found[algorithm] = _ours(comm, partial(calls.allreduce, comm, source, result, algorithm=algorithm))
+    comm.raw.Allreduce(source, result)
+    wanted = result.copy()
+    for name, contender in found.items():
+        result[:] = 0
+        contender.call()
+        _check(comm, name, plan.result if "in place" in name else result, wanted)
+    return found
+
+
+def _bcast(comm: Any, source: np.ndarray, plans: list[TwoStep]) -> dict[str, Contender]:
+    buf = source.copy()
+    found = {LIBRARY: Contender(lambda: comm.raw.Bcast(buf, 0))}
+    for algorithm in calls.BROADCAST:
+        found[algorithm] = _ours(comm, partial(calls.broadcast, comm, buf, 0, algorithm=algorithm))
+    wanted = comm.bcast(source, 0)
+    for name, contender in found.items():
+        buf[:] = source
+        contender.call()
+        _check(comm, name, buf, wanted)
+    return found
+
+
+def _allgather(comm: Any, source: np.ndarray, plans: list[TwoStep]) -> dict[str, Contender]:
+    begin, end = block_bounds(source.size, comm.size, comm.rank)
+    wanted, result = comm.bcast(source, 0), np.zeros_like(source)
+    block = wanted[begin:end].copy()
+    counts = [last - first for first, last in (block_bounds(source.size, comm.size, rank) for rank in range(comm.size))]
+    found = {LIBRARY: Contender(lambda: comm.raw.Allgatherv(block, (result, counts))),
+             "ring": _ours(comm, lambda: calls.allgather(comm, block, result))}
+    for name, contender in found.items():
+        result[:] = 0
+        contender.call()
+        _check(comm, name, result, wanted)
+    return found
+
+
+def _reduce_scatter(comm: Any, source: np.ndarray, plans: list[TwoStep]) -> dict[str, Contender]:
+    begin, end = block_bounds(source.size, comm.size, comm.rank)
+    result, whole = np.zeros(end - begin, source.dtype), np.zeros_like(source)
+    counts = [last - first for first, last in (block_bounds(source.size, comm.size, rank) for rank in range(comm.size))]
+    found = {LIBRARY: Contender(lambda: comm.raw.Reduce_scatter(source, result, counts)),
+             "ring": _ours(comm, lambda: calls.reduce_scatter(comm, source, result))}
+    comm.raw.Allreduce(source, whole)
+    for name, contender in found.items():
+        result[:] = 0
+        contender.call()
+        _check(comm, name, result, whole[begin:end])
+    return found
+
+
+def _ours(comm: Any, call: Callable[[], Any]) -> Contender:
+    return Contender(call, lambda: comm.meter.bytes)
+
+
+def _check(comm: Any, name: str, found: np.ndarray, wanted: np.ndarray) -> None:
+    """Sums of small integers have no rounding: nothing but equality will do."""
+    if not all(comm.allgather(bool(np.array_equal(found, wanted)))):
+        raise MpiddlError(f"bench: {name} has another result than the library; nothing was measured")
+
+
+def _rows(case: str, contenders: dict[str, Contender], size: int, given: float | None,
+          across: bool) -> Iterator[dict[str, Any]]:
+    library = quantiles(contenders[LIBRARY].seconds)
+    limit = quantiles(contenders[LIMIT].seconds)[1] if LIMIT in contenders else given
+    for name, contender in contenders.items():
+        if name == LIMIT:
+            continue
+        low, median, high = quantiles(contender.seconds)
+        yield {
+            "case": case, "contender": name, "baseline": LIBRARY, "size_bytes": size,
+            "seconds": median, "baseline_seconds": library[1], "ratio": library[1] / median,
+            "p10": low, "p90": high, "baseline_p10": library[0], "baseline_p90": library[2],
+            "sent_bytes": contender.sent_bytes if name != LIBRARY else None,
+            "link_bytes": contender.link_bytes if across else None,
+            "limit_seconds": limit, "of_limit": limit / median if limit else None,
+        }
+
+
+def _bytes(size: int) -> str:
+    """1048576 as 1 MiB."""
+    for unit, word in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {word}"
+    return f"{size} B"
