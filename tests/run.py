@@ -6,7 +6,7 @@
 
 A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
 those with the mpi mark. First of all a single process fills the cache of compiled kernels that all parts share.
-The two libraries' parts run side by side, each library's one after the other.
+Two parts run at a time, where there are two cores: the long ones, of one rank, first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,11 +58,12 @@ def main() -> int:
     since = time.monotonic()
     options = _options()
     BUILD.mkdir(parents=True, exist_ok=True)
-    lanes = [[Part(mpi, size) for size in options.sizes] for mpi in options.mpi]
+    parts = [Part(mpi, size) for size in options.sizes for mpi in options.mpi]
     warm(next(iter(options.mpi.values())))
-    with ThreadPoolExecutor(min(len(lanes), len(os.sched_getaffinity(0)))) as pool:
-        list(pool.map(lambda lane: run(lane, options, live=lane is lanes[0]), lanes))
-    parts = sorted((part for lane in lanes for part in lane), key=lambda part: part.size)
+    workers = min(2, len(os.sched_getaffinity(0)))
+    waiting = iter(sorted(parts, key=lambda part: (part.size > 1, -part.size)))
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda worker: run(waiting, options, live=worker == 0), range(workers)))
     summary = summarise(parts, time.monotonic() - since)
     (BUILD / "summary.txt").write_text(summary)
     print(summary, end="", flush=True)
@@ -75,9 +77,12 @@ def warm(python: Path) -> None:
         jobs.run(command, _environment(python), 300, ROOT)
 
 
-def run(lane: list[Part], options: argparse.Namespace, live: bool) -> None:
-    """Run pytest once for each part of one MPI library; the output comes as it is written, or when a part has ended."""
-    for part in lane:
+def run(waiting: Iterator[Part], options: argparse.Namespace, live: bool) -> None:
+    """Run pytest for the next part until none waits; the output comes as it is written, or when a part has ended.
+
+    Workers share ``waiting``, a list's iterator: its `next` is one step, so no part is run twice.
+    """
+    for part in waiting:
         with contextlib.ExitStack() as stack:
             output = None if live else stack.enter_context(open(part.file("txt"), "w"))
             if live:

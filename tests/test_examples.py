@@ -14,6 +14,7 @@ CASES = {  # what the output must hold
     "own_strategy.py": "MB sent by all ranks",
     "virtual_ranks.py": "    16     0.9",
     "fashion_mnist.py": "of 1000:",
+    "sum_in_place.py": "equal True",
 }
 
 

@@ -22,8 +22,11 @@ checkpoint recipes warming report folder
 metrics job
 strategies
 models optim data
+collectives
+arena
+topology
 transport
-memory layout clock threads launch finding terminal disk
+memory layout clock threads launch finding terminal disk testbed
 errors version
 kernels
 """

@@ -21,11 +21,13 @@ OUTER_JOB = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "PRTE_LAUNCHED", "MPI_LOCAL")
 NO_CACHE = "PYTHONDONTWRITEBYTECODE"
 
 # Open MPI refuses to start more ranks than cores, and would bind each to a core; a rank that waits has to
-# leave its core to the others; root is refused unless told twice. MPICH needs none of this and ignores it.
+# leave its core to the others; root is refused unless told twice; at each window its one-sided layer over UCX says
+# that it found no fabric. MPICH needs none of this and ignores it.
 OPEN_MPI = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_osc": "^ucx",
 }
 AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
 

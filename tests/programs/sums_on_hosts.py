@@ -1,0 +1,41 @@
+"""Every all-reduce over the hosts of a testbed: are the sums right, and what did each link carry? Rank 0 prints JSON."""
+
+import json
+import sys
+
+import numpy as np
+
+from mpiddl.collectives import TwoStep, calls
+from mpiddl.testbed import link_bytes
+from mpiddl.topology import neighbours
+from mpiddl.transport.mpi import connect
+
+SIZE = int(sys.argv[1])  # float32 elements
+
+comm = connect()
+mine = np.random.default_rng(comm.rank).integers(0, 9, SIZE).astype(np.float32)
+wanted = sum(np.random.default_rng(rank).integers(0, 9, SIZE).astype(np.float32) for rank in range(comm.size))
+
+
+def in_place(leader):
+    reduction = TwoStep(comm, SIZE, np.float32, leader=leader)
+    reduction.input[:] = mine
+    return lambda total: np.copyto(total, reduction())
+
+
+ways = {name: lambda total, name=name: calls.allreduce(comm, mine, total, algorithm=name) for name in calls.ALLREDUCE}
+ways |= {"in place": in_place(False), "in place, leader": in_place(True)}
+found = {"topology": str(neighbours(comm).topology), "links": {}}
+for name, way in ways.items():
+    total = np.zeros_like(mine)
+    way(total)  # connections are made at the first call
+    comm.Barrier()
+    before = link_bytes().sent_bytes
+    way(total)
+    comm.Barrier()
+    found["links"][name] = max(comm.allgather(link_bytes().sent_bytes - before))
+    if not all(comm.allgather(np.array_equal(total, wanted))):
+        sys.exit(f"{name}: a wrong sum")
+if comm.rank == 0:
+    print(json.dumps(found))
+comm.Free()

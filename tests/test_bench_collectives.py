@@ -1,0 +1,83 @@
+"""``mpiddl bench allreduce`` and its kin: what they write, and what they say to nonsense."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+from mpiddl.bench.limits import bits_per_second
+from mpiddl.errors import UsageError
+
+WANTED = {"case", "contender", "baseline", "seconds", "baseline_seconds", "ratio", "size_bytes", "p10", "p90", "sent_bytes"}
+OURS = {
+    "allreduce": {"two-step, in place", "two-step", "ring", "doubling"},
+    "bcast": {"chain", "scatter", "binomial"},
+    "allgather": {"ring"},
+    "reduce-scatter": {"ring"},
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_rows_of_every_contender(mpirun, tmp_path, name):
+    out, picture = tmp_path / "rows.json", tmp_path / "rows.png"
+    plot = ["--plot", picture] if find_spec("matplotlib") else []
+    done = mpirun(2, "mpiddl", "bench", name, "--sizes", "4KiB,20B", "--seconds", "0.02", "--json", out, *plot)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found["environment"]["cores"] >= 1 and (not plot or picture.stat().st_size > 1000)
+    rows = found["rows"]
+    assert {row["contender"] for row in rows} == OURS[name] | {"library"}
+    assert sorted({row["size_bytes"] for row in rows}) == [20, 4096]
+    for row in rows:
+        assert set(row) >= WANTED and row["baseline"] == "library" and isinstance(row["size_bytes"], int)
+        assert row["ratio"] == pytest.approx(row["baseline_seconds"] / row["seconds"])
+        assert row["p10"] <= row["seconds"] <= row["p90"]
+    sent = {row["contender"]: row["sent_bytes"] for row in rows if row["size_bytes"] == 4096}
+    least = {"allreduce": 4096, "bcast": 4096, "allgather": 2048, "reduce-scatter": 2048}[name]
+    assert all(sent[way] == least for way in OURS[name] - {"two-step, in place", "two-step", "scatter"})
+    assert sent.get("two-step, in place", 0) == 0
+
+
+def test_alone_there_is_nothing_to_send(command):
+    done = command("mpiddl", "bench", "allreduce", "--sizes", "1KiB", "--seconds", "0.01")
+    assert done.returncode == 0 and "1 node x 1 rank" in done.stdout
+
+
+NONSENSE = [
+    (("--sizes", "12 parsecs"), "sizes: got '12 parsecs', wanted a number with B, KiB"),
+    (("--sizes", "0"), "sizes: got '0'"),
+    (("--sizes", ","), "sizes: got ''"),
+    (("--sizes", "90000GiB"), "sizes: got 90000 GiB, wanted at most"),
+    (("--rate", "fast"), "rate: got 'fast', wanted a number with kbit, mbit or gbit"),
+    (("--dtype", "float16"), "got dtype float16, wanted integers, floats or complex numbers"),
+    (("--dtype", "words"), "dtype: got 'words'"),
+    (("--seconds", "-1"), "seconds"),
+    (("--plot", "/nowhere/at/all.png"), "plot: /nowhere/at/all.png"),
+    (("--json", "/nowhere/at/all.json"), "json: /nowhere/at/all.json"),
+]
+
+
+@pytest.mark.parametrize(("flags", "said"), NONSENSE)
+def test_nonsense_is_told(command, flags, said):
+    done = command("mpiddl", "bench", "allreduce", "--seconds", "0", "--sizes", "64", *flags)
+    assert done.returncode != 0 and done.stderr.count(said) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nonsense_is_told_once_by_several_ranks(mpirun):
+    done = mpirun(2, "mpiddl", "bench", "bcast", "--sizes", "90000GiB")
+    assert done.returncode == 2 and done.stderr.count("sizes: got 90000 GiB") == 1, done.stderr
+
+
+def test_a_file_that_rank_0_cannot_write_ends_all(mpirun, tmp_path):
+    done = mpirun(2, "mpiddl", "bench", "allgather", "--seconds", "0", "--sizes", "64", "--json", tmp_path, timeout_s=30)
+    assert done.returncode != 0 and done.stderr.count(f"json: {tmp_path}") == 1, done.stderr
+
+
+@pytest.mark.parametrize("rate", ["", "mbit", "0mbit", "-1gbit", "1e3"])
+def test_rates(rate):
+    with pytest.raises(UsageError, match="rate: got"):
+        bits_per_second(rate)
+    assert bits_per_second("1.5 Gbit") == 1.5e9

@@ -1,0 +1,239 @@
+"""All-reduce, every algorithm: equal to a fold by numpy, the same bits on every rank and every time, wherever the ranks are."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from mpiddl.collectives import allreduce, allreduce_ring, calls
+from mpiddl.collectives import allreduce_doubling as doubling
+from mpiddl.collectives.allreduce_two_step import allreduce_two_step, staged
+from mpiddl.collectives.base import COMBINE, DTYPES
+from mpiddl.collectives.wire import wire
+from mpiddl.transport import virtual
+from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM
+
+EVERYWHERE = pytest.mark.mpi(min_size=1)
+ALGORITHMS = ["auto", *calls.ALLREDUCE]
+OPS = [SUM, MIN, MAX, PROD]
+
+LAYOUTS = {
+    "1": [0],
+    "2": [0, 0],
+    "1+1": [0, 1],
+    "3": [0, 0, 0],
+    "2+1": [0, 0, 1],
+    "5": [0] * 5,
+    "2+2 in turn": [0, 1, 0, 1],
+    "2+3": [0, 0, 1, 1, 1],
+    "1+4 mixed": [4, 4, 9, 4, 4],
+    "1+1+1+1+1+1": list(range(6)),
+    "3+3 in turn": [7, 5] * 3,
+    "4+4+4": [rank // 4 for rank in range(12)],
+    "5+5+6 in turn": [rank % 3 for rank in range(16)],
+}
+"""On which node each virtual rank is."""
+
+
+def real_nodes(size):
+    """The same for real ranks, which are on one machine but need not know it."""
+    half = (size + 1) // 2
+    return {
+        "one": [0] * size,
+        "own": list(range(size)),
+        "halves": [rank // half for rank in range(size)],
+        "in turn": [rank % 2 for rank in range(size)],
+        "uneven": [min(rank, 1) for rank in range(size)],
+    }
+
+
+REAL = list(real_nodes(1))
+
+
+def placed(link, layout):
+    """A duplicate of a real communicator whose ranks believe to be on these nodes."""
+    own = link.Dup()
+    own.nodes = lambda: real_nodes(link.size)[layout]
+    return own
+
+
+def given(rank, n, dtype):
+    """What a rank contributes: numbers whose sums and products are exact, in any order."""
+    rng = np.random.default_rng([rank, n])
+    values = rng.choice([-1, 1, 2], n)
+    if np.dtype(dtype).kind == "c":
+        values = values * np.array([1, 1j, -1, -1j])[rng.integers(0, 4, n)]
+    return values.astype(dtype)
+
+
+def fold(size, n, dtype, op):
+    """The oracle: all ranks' contributions combined by numpy, in rank order."""
+    return functools.reduce(COMBINE[op], [given(rank, n, dtype) for rank in range(size)])
+
+
+def lengths(size):
+    return dict.fromkeys([0, 1, size - 1, size, size + 1, 1000])
+
+
+def ops(dtype):
+    return [SUM, PROD] if np.dtype(dtype).kind == "c" else OPS
+
+
+def check_calls(comm, algorithm, dtypes, sizes, chosen=OPS):
+    """Every dtype, op and length, in place and not."""
+    for dtype in dtypes:
+        for op in [op for op in ops(dtype) if op in chosen]:
+            for n in sizes:
+                mine, wanted = given(comm.rank, n, dtype), fold(comm.size, n, dtype, op)
+                total = np.full(n, 99).astype(dtype)
+                allreduce(comm, mine, total, op, algorithm=algorithm)
+                np.testing.assert_array_equal(total, wanted)
+                np.testing.assert_array_equal(mine, given(comm.rank, n, dtype))
+                allreduce(comm, IN_PLACE, mine, op, algorithm=algorithm)
+                np.testing.assert_array_equal(mine, wanted)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_length_on_every_layout(layout, algorithm):
+    nodes = LAYOUTS[layout]
+    virtual.run(len(nodes), lambda comm: check_calls(comm, algorithm, "l", lengths(comm.size), [SUM]), nodes)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("layout", ["3", "2+3"])
+def test_every_dtype(layout, algorithm):
+    nodes = LAYOUTS[layout]
+    virtual.run(len(nodes), lambda comm: check_calls(comm, algorithm, DTYPES, [comm.size + 1]), nodes)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("layout", REAL)
+def test_real_ranks(link, layout, algorithm):
+    check_calls(placed(link, layout), algorithm, "f", lengths(link.size), [SUM])
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("layout", ["one", "uneven"])
+def test_real_ranks_every_dtype(link, layout, algorithm):
+    check_calls(placed(link, layout), algorithm, DTYPES if layout == "one" else "dF", [link.size + 1])
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("layout", REAL)
+def test_long_arrays_of_real_ranks_against_the_library(link, layout, algorithm):
+    comm = placed(link, layout)
+    mine = np.random.default_rng(comm.rank).integers(-99, 99, 300_001).astype("f")
+    wanted, total = np.empty_like(mine), np.empty_like(mine)
+    link.Allreduce(mine, wanted)
+    allreduce(comm, mine, total, algorithm=algorithm)
+    np.testing.assert_array_equal(total, wanted)
+
+
+def rough(rank, n=3001):
+    """Numbers whose sum depends on the order of adding."""
+    return (np.random.default_rng(rank).standard_normal(n) * 10.0 ** (np.arange(n) % 7)).astype(np.float32)
+
+
+def check_bits(comm, algorithm):
+    mine, total = rough(comm.rank), np.empty(3001, np.float32)
+    allreduce(comm, mine, total, algorithm=algorithm)
+    everyone = np.array([rough(rank) for rank in range(comm.size)], np.float64)
+    bound = comm.size * np.finfo(np.float32).eps * np.abs(everyone).sum(axis=0)
+    assert (np.abs(total - everyone.sum(axis=0)) <= bound).all()
+    assert set(comm.allgather(total.tobytes())) == {total.tobytes()}
+    allreduce(comm, IN_PLACE, mine, algorithm=algorithm)
+    assert mine.tobytes() == total.tobytes()
+    return total.tobytes()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_same_bits_on_every_rank_every_time(layout, algorithm):
+    nodes = LAYOUTS[layout]
+    virtual.run(len(nodes), lambda comm: check_bits(comm, algorithm), nodes)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("layout", REAL)
+def test_the_same_bits_on_real_ranks_and_virtual_ones(link, layout, algorithm):
+    nodes = real_nodes(link.size)[layout]
+    bits = check_bits(placed(link, layout), algorithm)
+    if algorithm in ("ring", "doubling"):
+        assert bits == virtual.run(link.size, lambda comm: check_bits(comm, algorithm), nodes)[0]
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("layout", ["one", "uneven"])
+def test_what_is_no_number_and_infinities_go_through(link, layout, algorithm):
+    comm = placed(link, layout)
+    for op in OPS:
+        mine = np.ones(200)
+        if comm.rank == comm.size - 1:
+            mine[:3] = np.nan, np.inf, -np.inf
+        total = np.empty(200)
+        allreduce(comm, mine, total, op, algorithm=algorithm)
+        everyone = np.ones((comm.size, 200))
+        everyone[-1, :3] = np.nan, np.inf, -np.inf
+        np.testing.assert_array_equal(total, COMBINE[op].reduce(everyone))
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_any_shape_and_what_must_not_be_written(link, algorithm):
+    mine, wanted = given(link.rank, 400, "f"), fold(link.size, 400, "f", SUM)
+    mine.flags.writeable = False
+    total = np.zeros((50, 1, 9), np.float32)[:, :, :8].copy()
+    allreduce(link, mine.reshape(2, 200), total, algorithm=algorithm)
+    np.testing.assert_array_equal(total.reshape(-1), wanted)
+    middle = np.zeros(1000, np.float32)
+    allreduce(link, mine, middle[99:499], algorithm=algorithm)
+    np.testing.assert_array_equal(middle[99:499], wanted)
+    assert not middle[:99].any() and not middle[499:].any()
+    number = np.array(link.rank + 1.0)
+    allreduce(link, IN_PLACE, number, algorithm=algorithm)
+    assert number == link.size * (link.size + 1) / 2
+
+
+SMALL = {
+    "ring": lambda comm, mine, total, op: allreduce_ring.allreduce_ring(wire(comm), mine, total, op, segment_bytes=64),
+    "ring, less than an element": lambda comm, mine, total, op: allreduce_ring.allreduce_ring(
+        wire(comm), mine, total, op, segment_bytes=1
+    ),
+    "doubling": lambda comm, mine, total, op: doubling.allreduce_doubling(wire(comm), mine, total, op, largest=7),
+    "two-step": lambda comm, mine, total, op: allreduce_two_step(
+        staged(comm, total.nbytes, total.dtype, op, most_bytes=200), mine, total
+    ),
+    "two-step-leader": lambda comm, mine, total, op: allreduce_two_step(
+        staged(comm, total.nbytes, total.dtype, op, leader=True, most_bytes=200), mine, total
+    ),
+}
+
+
+def check_small(comm, algorithm):
+    for n in (1, comm.size + 1, 247):
+        for op in (SUM, MAX):
+            mine, total = given(comm.rank, n, "d"), np.empty(n)
+            for request in SMALL[algorithm](comm, mine, total, op):
+                request.Wait()
+            np.testing.assert_array_equal(total, fold(comm.size, n, "d", op))
+
+
+@pytest.mark.parametrize("algorithm", SMALL)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_many_segments_and_pieces(layout, algorithm):
+    virtual.run(len(LAYOUTS[layout]), lambda comm: check_small(comm, algorithm), LAYOUTS[layout])
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("algorithm", SMALL)
+@pytest.mark.parametrize("layout", ["one", "halves"])
+def test_many_segments_and_pieces_of_real_ranks(link, layout, algorithm):
+    check_small(placed(link, layout), algorithm)

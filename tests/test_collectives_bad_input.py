@@ -1,0 +1,188 @@
+"""Calls that cannot be: told by name on every rank, none of which waits for the others; afterwards all goes on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_collectives import EVERYWHERE
+
+from mpiddl import collectives
+from mpiddl.collectives import allgather, allreduce, broadcast, iallreduce, progress, reduce, reduce_scatter
+from mpiddl.collectives.base import block_bounds
+from mpiddl.errors import CommError, MismatchError, ShapeError, UsageError
+from mpiddl.transport import virtual
+from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM
+
+
+def locked(n):
+    array = np.zeros(n)
+    array.flags.writeable = False
+    return array
+
+
+ROOM = np.zeros(20)
+ODD = np.zeros(33, np.uint8)[1:].view(np.float64)
+NO_ARITHMETIC = [np.zeros(4, dtype) for dtype in ("?", "e", ">f8", "O", "S3", "M8[s]")]
+
+ALLREDUCE = {
+    "no array": ([1.0], np.zeros(1), "sendbuf: got list, wanted a numpy array"),
+    "nothing": (np.zeros(1), None, "recvbuf: got NoneType, wanted a numpy array"),
+    "gaps": (np.zeros(8)[::2], np.zeros(4), "sendbuf: .* do not lie one behind the other; np.ascontiguousarray"),
+    "columns first": (IN_PLACE, np.zeros((3, 4), order="F"), "recvbuf: .* do not lie one behind the other"),
+    "boundaries": (ODD, np.zeros(4), r"sendbuf: .* off their boundaries; array\.copy\(\)"),
+    "locked": (np.zeros(4), locked(4), "recvbuf: got an array that must not be written"),
+    "locked in place": (IN_PLACE, locked(4), "recvbuf: got an array that must not be written"),
+    "sizes": (np.zeros(3), np.zeros(4), "recvbuf: got 4 float64, wanted 3 float64 as in sendbuf"),
+    "dtypes": (np.zeros(4, "f"), np.zeros(4), "recvbuf: got 4 float64, wanted 4 float32"),
+    "overlap": (ROOM[:10], ROOM[5:15], "sendbuf and recvbuf: they overlap; .* IN_PLACE"),
+}
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("case", ALLREDUCE)
+@pytest.mark.parametrize("call", [allreduce, iallreduce, reduce])
+def test_buffers(link, case, call):
+    source, result, message = ALLREDUCE[case]
+    arguments = (link, source, result, SUM, link.rank) if call is reduce else (link, source, result)
+    with pytest.raises(ShapeError, match=message):
+        call(*arguments)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("array", NO_ARITHMETIC, ids=lambda array: array.dtype.str)
+def test_dtypes(link, array):
+    calls = {
+        "recvbuf": [lambda: allreduce(link, IN_PLACE, array), lambda: reduce_scatter(link, np.zeros(4), array)],
+        "sendbuf": [lambda: reduce(link, array, None, root=(link.rank + 1) % link.size), lambda: allgather(link, array, array)],
+        "buf": [lambda: broadcast(link, array)],
+    }
+    calls["sendbuf"] = calls["sendbuf"][link.size == 1 :]  # a lone rank is always the root
+    for name, all_of_them in calls.items():
+        for call in all_of_them:
+            with pytest.raises(UsageError, match=f"{name}: got dtype .* wanted integers, floats or complex numbers"):
+                call()
+
+
+def checks(comm):
+    """What is the same mistake on every rank: a call, its error and words."""
+    data, size = np.zeros(4), comm.size
+    begin, end = block_bounds(10, size, comm.rank)
+    return [
+        (lambda: allreduce(comm, IN_PLACE, data, "SUM"), UsageError, "op: got 'SUM', wanted one of .*SUM, MIN, MAX, PROD"),
+        (lambda: allreduce(comm, IN_PLACE, data, np.add), UsageError, "op: got <ufunc 'add'>"),
+        (lambda: reduce_scatter(comm, data, data, None), UsageError, "op: got None"),
+        (lambda: allreduce(comm, IN_PLACE, data.astype("D"), MAX), UsageError, "op: got MAX for complex128, wanted SUM"),
+        (lambda: allreduce(comm, IN_PLACE, data.astype("F"), MIN), UsageError, "op: got MIN for complex64"),
+        (lambda: allreduce(comm, IN_PLACE, data, algorithm="best"), UsageError, "algorithm: got 'best', wanted auto, two-step"),
+        (lambda: broadcast(comm, data, algorithm="ring"), UsageError, "algorithm: got 'ring', wanted auto, chain, scatter"),
+        (lambda: reduce(comm, data, data.copy(), algorithm=""), UsageError, "algorithm: got '', wanted auto, scatter"),
+        (lambda: broadcast(comm, data, size), UsageError, f"root: got {size}, wanted a rank from 0 to {size - 1}"),
+        (lambda: broadcast(comm, data, -1), UsageError, "root: got -1"),
+        (lambda: reduce(comm, data, data.copy(), root=0.0), UsageError, "root: got 0.0"),
+        (lambda: reduce(comm, data, None, root=comm.rank), ShapeError, "recvbuf: got NoneType"),
+        (lambda: reduce_scatter(comm, np.zeros(10), np.zeros(end - begin + 1)), ShapeError,
+         f"recvbuf: got {end - begin + 1} float64, wanted {end - begin} float64, the block of rank {comm.rank} of {size}"),
+        (lambda: allgather(comm, np.zeros(end - begin, "f"), np.zeros(10)), ShapeError, "sendbuf: got .* float32, wanted"),
+        (lambda: allgather(comm, (whole := np.zeros(10))[begin:end], whole), ShapeError, "sendbuf: it overlaps"),
+        (lambda: broadcast(comm, locked(4), algorithm="scatter"), ShapeError, "buf: got an array that must not be written"),
+    ]  # fmt: skip
+
+
+def check_mistakes(comm):
+    for call, error, words in checks(comm):
+        with pytest.raises(error, match=words):
+            call()
+    total = np.ones(5)
+    allreduce(comm, IN_PLACE, total, algorithm="ring")
+    assert (total == comm.size).all()
+
+
+@EVERYWHERE
+def test_mistakes_of_real_ranks(link):
+    check_mistakes(link)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_mistakes_of_virtual_ranks(size):
+    virtual.run(size, check_mistakes)
+
+
+@EVERYWHERE
+def test_a_root_may_broadcast_what_it_must_not_write(link):
+    for algorithm in ("chain", "binomial"):
+        for root in range(link.size):
+            buf = np.full(9000, 7.0) if link.rank == root else np.zeros(9000)
+            buf.flags.writeable = link.rank != root
+            broadcast(link, buf, root, algorithm=algorithm)
+            assert (buf == 7).all()
+
+
+def different(comm):
+    """Calls in which the last rank differs, that only looking at each other finds."""
+    odd, n = comm.rank == comm.size - 1, 6 * comm.size
+    data, result = np.zeros(n + odd), np.zeros(n + odd)
+    kind = np.zeros(n, "f" if odd else "d")
+    begin, end = block_bounds(n + odd, comm.size, comm.rank)
+    op, name = (MAX if odd else PROD), ("ring" if odd else "doubling")
+    return {
+        "allreduce: size": lambda: allreduce(comm, data, result, checked=True),
+        "allreduce: dtype": lambda: allreduce(comm, IN_PLACE, kind, checked=True),
+        "allreduce: op": lambda: allreduce(comm, IN_PLACE, np.zeros(n), op, checked=True),
+        "allreduce: algorithm": lambda: allreduce(comm, IN_PLACE, np.zeros(n), algorithm=name, checked=True),
+        "broadcast: root": lambda: broadcast(comm, np.zeros(n), int(odd), checked=True),
+        "broadcast: size": lambda: broadcast(comm, data, checked=True),
+        "reduce: root": lambda: reduce(comm, np.zeros(n), np.zeros(n), root=int(odd), checked=True),
+        "reduce: op": lambda: reduce(comm, np.zeros(n), np.zeros(n), op, checked=True),
+        "reduce_scatter: size": lambda: reduce_scatter(comm, data, np.zeros(end - begin), checked=True),
+        "allgather: size": lambda: allgather(comm, np.zeros(end - begin), result, checked=True),
+        "call": lambda: (broadcast if odd else _reduce_all)(comm, np.zeros(n), checked=True),
+    }
+
+
+def _reduce_all(comm, data, checked):
+    allreduce(comm, IN_PLACE, data, checked=checked)
+
+
+def check_different(comm):
+    for words, call in different(comm).items():
+        with pytest.raises(MismatchError, match=f"{words}: rank 0 was given .*rank {comm.size - 1}.* wanted the same"):
+            call()
+    total = np.ones(5)
+    allreduce(comm, IN_PLACE, total, checked=True)
+    assert (total == comm.size).all()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_virtual_ranks_that_call_differently(size):
+    virtual.run(size, check_different)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_real_ranks_that_call_differently(link):
+    check_different(link)
+
+
+@EVERYWHERE
+def test_a_freed_communicator(link):
+    own, data = link.Dup(), np.zeros(4)
+    allreduce(own, IN_PLACE, data)
+    own.Free()
+    calls = [
+        lambda: allreduce(own, IN_PLACE, data),
+        lambda: reduce_scatter(own, data, data[:1]),
+        lambda: allgather(own, data[:1], data),
+        lambda: broadcast(own, data),
+        lambda: reduce(own, data, None),
+        lambda: collectives.barrier(own),
+    ]
+    for call in calls:
+        with pytest.raises(CommError, match="comm: got a communicator that was freed, wanted one in use"):
+            call()
+
+
+def test_a_library_that_takes_no_calls_from_threads_is_told(link, monkeypatch):
+    single = {"Query_thread": lambda: 1, "THREAD_MULTIPLE": 3, "Get_library_version": lambda: "Serial 1.0"}
+    monkeypatch.setattr(link, "_mpi", type("Single", (), single))
+    with pytest.raises(CommError, match=r"threads: Serial 1\.0 was started without MPI_THREAD_MULTIPLE"), progress(link):
+        pass
+    monkeypatch.undo()

@@ -1,0 +1,237 @@
+"""Collectives under way: several at once, in any order, moved by a thread, with ranks that come late and sends that stay."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from test_collectives import ALGORITHMS, EVERYWHERE, LAYOUTS, REAL, fold, given, placed
+
+from mpiddl import collectives
+from mpiddl.collectives import TwoStep, allreduce, calls, iallreduce, ibarrier, ibroadcast, ireduce, ireduce_scatter, progress
+from mpiddl.collectives.allreduce_ring import allreduce_ring
+from mpiddl.collectives.base import Started, block_bounds, run
+from mpiddl.collectives.reduce_scatter_ring import reduce_scatter_ring
+from mpiddl.collectives.wire import wire
+from mpiddl.transport import virtual
+from mpiddl.transport.base import IN_PLACE, MAX, SUM
+from mpiddl.transport.virtual import VirtualComm, VirtualRequest
+
+SPREAD = ["2", "3", "2+1", "2+2 in turn", "2+3", "1+1+1+1+1+1"]
+
+
+@pytest.fixture
+def staying(monkeypatch):
+    """A message leaves the sender's buffer no sooner than the receiver has asked for it: what MPI may do with long ones."""
+    mail = {}
+
+    def Isend(self, buf, dest, tag=0):
+        sent, asked, done = mail.setdefault((self._context, self.rank, dest, tag), ([], [], [0]))
+        sent.append(buf)
+        self._world.events += 1
+        number = len(sent)
+        return VirtualRequest(self, lambda: len(asked) >= number, f"{dest} to ask", lambda: carry(sent, asked, done, number))
+
+    def Irecv(self, buf, source, tag):
+        sent, asked, done = mail.setdefault((self._context, source, self.rank, tag), ([], [], [0]))
+        asked.append(buf)
+        self._world.events += 1
+        number = len(asked)
+        return VirtualRequest(self, lambda: len(sent) >= number, f"word of {source}", lambda: carry(sent, asked, done, number))
+
+    def carry(sent, asked, done, number):
+        for turn in range(done[0], number):
+            assert sent[turn].dtype == asked[turn].dtype
+            asked[turn].reshape(-1)[...] = sent[turn].reshape(-1)
+        done[0] = max(done[0], number)
+
+    monkeypatch.setattr(VirtualComm, "Isend", Isend)
+    monkeypatch.setattr(VirtualComm, "Irecv", Irecv)
+
+
+def be_late(comm, late):
+    """The others have had many turns before this rank comes."""
+    for _ in range(200 if comm.rank == late else 0):
+        comm.block(lambda: True, "its next turn")
+
+
+def start_all(comm, round_number=0):
+    """One of each collective; pairs of request and check."""
+    rank, size, n = comm.rank, comm.size, 5 * comm.size + 2
+    started = []
+    for number, algorithm in enumerate(ALGORITHMS):
+        n += 1
+        mine, total = given(rank, n, "d") * (1 + round_number), np.empty(n)
+        op = SUM if number % 2 else MAX
+        request = iallreduce(comm, mine, total, op, algorithm=algorithm)
+        started.append((request, total, fold(size, n, "d", op) * (1 + round_number)))
+    begin, end = block_bounds(n, size, rank)
+    for root, algorithm in enumerate(calls.BROADCAST):
+        buf = given(root % size if rank == root % size else 99, n, "f")
+        started.append((ibroadcast(comm, buf, root % size, algorithm=algorithm), buf, given(root % size, n, "f")))
+    for root, algorithm in enumerate(calls.REDUCE):
+        total = np.zeros(n)
+        request = ireduce(comm, given(rank, n, "d"), total, root=root % size, algorithm=algorithm)
+        started.append((request, total, fold(size, n, "d", SUM) if rank == root % size else np.zeros(n)))
+    block, everything = np.empty(end - begin), np.empty(n)
+    started.append((ireduce_scatter(comm, given(rank, n, "d"), block), block, fold(size, n, "d", SUM)[begin:end]))
+    request = collectives.iallgather(comm, np.arange(n, dtype="d")[begin:end].copy(), everything)
+    started.append((request, everything, np.arange(n, dtype="d")))
+    return [*started, (ibarrier(comm), np.empty(0), np.empty(0))]
+
+
+ORDERS = {
+    "as started": lambda rank: 1,
+    "the last one first": lambda rank: -1,
+    "another on each rank": lambda rank: (1, -1)[rank % 2],
+}
+
+WAYS = [*((order, "Wait") for order in ORDERS), *(("another on each rank", how) for how in ("Test", "Test one"))]
+
+
+def check_flight(comm, order, how="Wait", late=None):
+    for round_number in range(2):
+        if late is not None:
+            be_late(comm, late)
+        started = start_all(comm, round_number)
+        left = started[:: ORDERS[order](comm.rank)]
+        while left:
+            for entry in list(left):
+                if how == "Wait":
+                    entry[0].Wait()
+                while how == "Test one" and not entry[0].Test():
+                    pass
+                if how != "Test" or entry[0].Test():
+                    left.remove(entry)
+        for _, found, wanted in started:
+            np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(("order", "how"), WAYS)
+@pytest.mark.parametrize("layout", [*SPREAD, "4+4+4"])
+def test_all_at_once(layout, order, how):
+    nodes = LAYOUTS[layout]
+    virtual.run(len(nodes), lambda comm: check_flight(comm, order, how), nodes)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("layout", SPREAD)
+def test_all_at_once_where_sends_stay_and_a_rank_is_late(layout, order, staying):
+    nodes = LAYOUTS[layout]
+    for late in {0, len(nodes) // 2, len(nodes) - 1}:
+        virtual.run(len(nodes), lambda comm, late=late: check_flight(comm, order, "Wait", late), nodes)
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 7])
+def test_short_segments_and_empty_ones_where_sends_stay_and_a_rank_is_late(size, staying):
+    def program(comm, n, late):
+        begin, end = block_bounds(n, size, comm.rank)
+        block, total, way = np.empty(end - begin), given(comm.rank, n, "d"), wire(comm)
+        be_late(comm, late)
+        for steps in (reduce_scatter_ring(way, given(comm.rank, n, "d"), block, SUM, segment_bytes=8),
+                      allreduce_ring(way, total, total, SUM, segment_bytes=8)):  # fmt: skip
+            for request in steps:
+                request.Wait()
+        np.testing.assert_array_equal(total, fold(size, n, "d", SUM))
+        np.testing.assert_array_equal(block, total[begin:end])
+
+    for n in (1, size - 2, size - 1, size, 2 * size + 1):
+        for late in {0, size // 2, size - 1}:
+            virtual.run(size, lambda comm, n=n, late=late: program(comm, n, late))
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(("order", "how"), WAYS)
+@pytest.mark.parametrize("layout", REAL)
+def test_all_at_once_on_real_ranks(link, layout, order, how):
+    check_flight(placed(link, layout), order, how)
+
+
+def check_plans(comm, late):
+    """Two plans on the same links: their messages must not be taken for each other's."""
+    plans = [TwoStep(comm, n, "d", leader=leader) for n, leader in ((40, False), (40, True), (41, False))]
+    be_late(comm, late)
+    for plan in plans:
+        plan.input[:] = given(comm.rank, plan.input.size, "d")
+    requests = [plan.start() for plan in plans]
+    for request in requests[::-1]:
+        request.Wait()
+    for plan in plans:
+        np.testing.assert_array_equal(plan.result, fold(comm.size, plan.input.size, "d", SUM))
+    comm.Barrier()
+
+
+@pytest.mark.parametrize("layout", SPREAD)
+def test_several_plans_at_once_whoever_is_late(layout):
+    nodes = LAYOUTS[layout]
+    for late in range(len(nodes)):
+        virtual.run(len(nodes), lambda comm, late=late: check_plans(comm, late), nodes)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("layout", REAL)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_progress_thread_completes_them_while_the_main_thread_makes_no_call(link, layout, algorithm):
+    comm = placed(link, layout)
+    mine, total = given(comm.rank, 50_000, "d"), np.empty(50_000)
+    with progress(comm) as moving:
+        request = moving.on(iallreduce(comm, mine, total, algorithm=algorithm))
+        deadline = time.monotonic() + 30
+        while not request._over and time.monotonic() < deadline:  # looks, without moving it
+            time.sleep(0.001)
+        assert request._over
+        np.testing.assert_array_equal(total, fold(comm.size, 50_000, "d", SUM))
+        request.Wait()
+    assert not any(thread.name == "mpiddl progress" for thread in threading.enumerate())
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("layout", ["one", "halves"])
+def test_a_progress_thread_beside_a_main_thread_that_waits(link, layout):
+    comm = placed(link, layout)
+    with progress(comm) as moving:
+        for round_number in range(2):
+            started = start_all(comm, round_number)
+            for request, _, _ in started:
+                moving.on(request)
+            total = np.array([1.0])
+            allreduce(comm, IN_PLACE, total, algorithm="ring")
+            assert total == comm.size
+            for request, found, wanted in started[::-1]:
+                request.Wait()
+                np.testing.assert_array_equal(found, wanted)
+
+
+class Odd(ZeroDivisionError):
+    pass
+
+
+def failing():
+    yield from ()
+    raise Odd("inside")
+
+
+@pytest.mark.parametrize("before", ["nothing", "Test", "progress"])
+def test_a_failure_inside_is_raised_by_wait_whoever_met_it(link, before):
+    request = Started(link, (), failing())
+    if before == "Test":
+        with pytest.raises(Odd):
+            request.Test()
+    if before == "progress":
+        with progress(link) as moving:
+            moving.on(request)
+            while not request._over:
+                time.sleep(0.001)
+    for _ in range(2):
+        with pytest.raises(Odd, match="inside"):
+            request.Wait()
+    with pytest.raises(Odd, match="inside"):
+        request.Test()
+    allreduce(link, IN_PLACE, np.ones(3), algorithm="ring")
+
+
+def test_a_failure_at_the_start_is_raised_there(link):
+    with pytest.raises(Odd):
+        run(link, (), failing(), blocking=False)
