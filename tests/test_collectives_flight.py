@@ -15,6 +15,7 @@ from mpiddl.collectives.allreduce_ring import allreduce_ring
 from mpiddl.collectives.base import Started, block_bounds, run
 from mpiddl.collectives.reduce_scatter_ring import reduce_scatter_ring
 from mpiddl.collectives.wire import wire
+from mpiddl.errors import CommError
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, MAX, SUM
 from mpiddl.transport.virtual import VirtualComm, VirtualRequest
@@ -202,6 +203,50 @@ def test_a_progress_thread_beside_a_main_thread_that_waits(link, layout):
             for request, found, wanted in started[::-1]:
                 request.Wait()
                 np.testing.assert_array_equal(found, wanted)
+
+
+def check_two_communicators(comm):
+    """Started in the same order, waited for in another one on each rank."""
+    comms = [comm, comm.Dup(), comm.Split(0, comm.rank)]
+    for algorithm in ALGORITHMS:
+        n = 20_000
+        totals = [np.empty(n) for _ in comms]
+        mine = given(comm.rank, n, "d")
+        requests = [iallreduce(on, mine, total, algorithm=algorithm) for on, total in zip(comms, totals, strict=True)]
+        for request in requests[:: (1, -1)[comm.rank % 2]]:
+            request.Wait()
+        for total in totals:
+            np.testing.assert_array_equal(total, fold(comm.size, n, "d", SUM))
+    assert not comm.started
+
+
+@pytest.mark.parametrize("layout", SPREAD)
+def test_two_communicators_where_sends_stay(layout, staying):
+    nodes = LAYOUTS[layout]
+    virtual.run(len(nodes), check_two_communicators, nodes)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("layout", REAL)
+def test_two_communicators_waited_for_in_opposite_orders(link, layout):
+    check_two_communicators(placed(link, layout))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("what", ["communicator", "plan"])
+def test_what_is_freed_while_it_is_under_way_fails_and_holds_nobody_up(link, what):
+    comm = link.Dup()
+    plan = TwoStep(comm, 1000, "d")
+    requests = [plan.start(), plan.start()] if comm.rank else []  # rank 0 does not take part, so that nothing can complete
+    link.Barrier()
+    (plan if what == "plan" else comm).Free()
+    for request in requests:
+        with pytest.raises(CommError, match="while it was under way"):
+            request.Wait()
+    assert not link.started
+    total = np.array([1.0])
+    allreduce(link, IN_PLACE, total)
+    assert total == link.size
 
 
 class Odd(ZeroDivisionError):

@@ -40,7 +40,6 @@ from mpiddl.collectives.base import (
     flat,
     pieces,
     run,
-    under_way,
 )
 from mpiddl.collectives.wire import Wire
 from mpiddl.errors import ShapeError
@@ -114,7 +113,7 @@ class TwoStep(Queue):
         check_alike(comm, "TwoStep", size=size, dtype=kind, op=op.name, leader=leader, segment_bytes=segment_bytes)
         near = neighbours(comm)
         self._comm, self._near, self._op, self._segment_bytes = comm, near, op, segment_bytes
-        self._beside = under_way(comm)
+        self._beside = comm.started
         self._arena = Arena(comm)
         with agreed(comm):  # a node alone may have too little room
             self.input = self._arena.shared("input", size, kind)
@@ -159,6 +158,7 @@ class TwoStep(Queue):
 
     def Free(self) -> None:
         """Give the shared memory back; collective. The arrays must not be touched afterwards."""
+        self.give_up("its TwoStep was freed")
         self._inputs, self._at_once = [], ()
         self._arena.Free()
         for across in self.wires:

@@ -40,18 +40,20 @@ class Started:
     Other ranks wait for this one's part: ``Test`` (or `progress.Progress`) moves it on between ``start`` and ``Wait``.
     """
 
-    def __init__(self, comm: Any, wires: tuple[Any, ...], steps: Steps):
-        self._comm, self._wires, self._steps = comm, wires, steps
+    def __init__(self, comm: Any, wires: tuple[Any, ...], steps: Steps, queue: Queue | None = None):
+        self._comm, self._wires, self._steps, self._queue = comm, wires, steps, queue
         self._lock = threading.Lock()  # a progress thread may test while the main thread waits
         self._pending: Request | None = None
         self._arrived, self._entered = now(), 0.0
         self._over = False
-        self._beside = under_way(comm)
+        self._beside = comm.started
         self._beside.append(self)
         self.failure: BaseException | None = None
 
     def Wait(self) -> None:
         self._entered = now()
+        if self._comm.freed:
+            self.give_up("its communicator was freed")
         while not self._over and any(other is not self for other in self._beside):
             self._all_go_on()
             os.sched_yield()
@@ -67,9 +69,21 @@ class Started:
             raise self.failure
         return self._over
 
+    def give_up(self, why: str) -> None:
+        """Its memory or communicator goes: it fails, and is not moved on again."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._over:
+                    self.failure = CommError(f"request: {why} while it was under way; wanted Wait() before")
+                    self._finish()
+            finally:
+                self._lock.release()
+
     def _all_go_on(self) -> None:
-        """This one and what else was started on ``comm``: another rank may wait for our part of that first."""
+        """This one and what else this rank has started: another rank may wait for our part of that first."""
         for started in list(self._beside):
+            if started._comm.freed:
+                started.give_up("its communicator was freed")
             started._go_on()
 
     def _go_on(self) -> None:
@@ -104,11 +118,6 @@ class Started:
             self._comm.meter.sent(nbytes, messages)
         left = now()
         self._comm.meter.spans.append(Span(self._arrived, self._entered or left, left))
-
-
-def under_way(comm: Any) -> list[Started]:
-    """What was started on ``comm`` and is not complete."""
-    return comm.kept("under way", list)
 
 
 def _wait(request: Request) -> bool:
@@ -220,7 +229,7 @@ def run(comm: Any, wires: tuple[Any, ...], steps: Steps, blocking: bool, queue: 
     """Drive a collective to its end, or to where it first has to wait; after those before it in ``queue``."""
     if queue is not None:
         steps = _after(queue.last, steps)
-    started = Started(comm, wires, steps)
+    started = Started(comm, wires, steps, queue)
     if queue is not None:
         queue.last = started
     if blocking:
@@ -234,6 +243,12 @@ class Queue:
     """Collectives that use the same memory, one after the other; ``last`` is the one that was started last."""
 
     last: Started | None = None
+
+    def give_up(self, why: str) -> None:
+        """The memory goes: what is under way in it fails."""
+        for started in list(self.last._beside) if self.last is not None else ():
+            if started._queue is self:
+                started.give_up(why)
 
 
 def _after(before: Started | None, steps: Steps) -> Steps:

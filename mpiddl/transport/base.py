@@ -102,13 +102,15 @@ class Comm(Protocol):
     """The communicator that strategies talk through.
 
     Beyond mpi4py's: ``nodes`` says on which node each rank is, ``share`` gives the ranks of one node memory in common,
-    ``kept`` makes what lives as long as the communicator, ``progress`` lets the library move messages.
+    ``kept`` makes what lives as long as the communicator, ``progress`` lets the library move messages, ``started`` is what this
+    rank has under way, on whatever communicator: who waits for one thing must move the others on.
     """
 
     rank: int
     size: int
     meter: Meter
     freed: bool
+    started: list[Any]
 
     def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None: ...
 

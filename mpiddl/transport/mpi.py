@@ -34,6 +34,8 @@ from mpiddl.transport.start import load_mpi, start_mpi
 # How long a failing rank waits for the others to fail too before it calls its failure a lone one and ends the job.
 GRACE_S = 3.0
 
+_STARTED: list[Any] = []
+
 
 def connect(comm: Any = None, env: Any = None) -> Any:
     """A communicator of our own on the ranks of ``comm``.
@@ -94,6 +96,7 @@ class MpiComm:
         self.size: int = raw.Get_size()
         self.meter = Meter()
         self.freed = False
+        self.started = _STARTED
         self._mpi = load_mpi()
         # On which failing ranks find each other, apart from all other traffic.
         self._alarm = raw.Dup() if ends_jobs else self._mpi.COMM_NULL
@@ -248,7 +251,7 @@ class MpiComm:
             )
 
     def _own(self, thing: Any) -> Any:
-        self._owned.append(thing)
+        self._owned = [other for other in self._owned if not getattr(other, "freed", False)] + [thing]
         return thing
 
     def _synchronised(self, arrived: float, entered: float) -> None:

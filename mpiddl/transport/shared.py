@@ -44,9 +44,9 @@ class SharedMemory:
     """
 
     def __init__(self, comm: Any, nbytes: int):
-        self._comm, self._mpi = comm, comm._mpi
+        self._comm, self._mpi, self.freed = comm, comm._mpi, False
         sizes = comm.allgather(int(nbytes))
-        flags = 8 * FLAGS * comm.size
+        flags = ALIGNMENT + 8 * FLAGS * comm.size  # on cache lines of their own
         _check_room(comm, sum(sizes) + flags)
         info = self._mpi.Info.Create({"alloc_shared_noncontig": "true"})  # every segment near its owner
         mine = sizes[comm.rank] + ALIGNMENT + (flags if comm.rank == 0 else 0)
@@ -56,8 +56,8 @@ class SharedMemory:
         parts = [np.frombuffer(self._window.Shared_query(rank)[0], np.uint8) for rank in range(comm.size)]
         starts = [-part.ctypes.data % ALIGNMENT for part in parts]
         self.segments = [part[start : start + size] for part, start, size in zip(parts, starts, sizes, strict=True)]
-        behind = starts[0] + -(-sizes[0] // 8) * 8
-        raised = parts[0][behind : behind + flags].view(np.int64)
+        behind = starts[0] + -(-sizes[0] // ALIGNMENT) * ALIGNMENT
+        raised = parts[0][behind : behind + flags - ALIGNMENT].view(np.int64)
         self.barrier: tuple[Any, ...] = raised, np.zeros(5, np.int64), comm.rank, comm.size
         self.segments[comm.rank][:] = 0  # by the owner: a page lies where it was first written
         if comm.rank == 0:
@@ -70,7 +70,8 @@ class SharedMemory:
 
     def Free(self) -> None:
         """Collective; the segments must not be touched afterwards."""
-        if self._window != self._mpi.WIN_NULL:
+        if not self.freed:
+            self.freed = True
             self.segments, self.barrier = [], ()
             self._window.Unlock_all()
             self._window.Free()

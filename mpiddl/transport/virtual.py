@@ -116,6 +116,7 @@ class _World:
         self.waits: list[_Wait | None] = [_Wait(lambda: True, "its first turn")] * size
         self.mail: dict[tuple[Any, int], list[tuple[int, int, np.ndarray]]] = {}
         self.gatherings: dict[tuple[Any, int], _Gathering] = {}
+        self.started: list[list[Any]] = [[] for _ in range(size)]
         self.events = 0  # messages and collective calls so far: while none comes, asking again is of no use
         self.error: BaseException | None = None
 
@@ -155,6 +156,7 @@ class VirtualComm:
         self.rank, self.size = rank, len(members)
         self.meter = Meter()
         self.freed = False
+        self.started = world.started[members[rank]]
         self._world, self._members, self._context = world, members, context
         self._calls = 0  # collectives so far: the n-th call of every rank belongs together
         self._children = 0
