@@ -7,9 +7,6 @@ from importlib.util import find_spec
 
 import pytest
 
-from mpiddl.bench.limits import bits_per_second
-from mpiddl.errors import UsageError
-
 WANTED = {"case", "contender", "baseline", "seconds", "baseline_seconds", "ratio", "size_bytes", "p10", "p90", "sent_bytes"}
 OURS = {
     "allreduce": {"two-step, in place", "two-step", "ring", "doubling"},
@@ -74,10 +71,3 @@ def test_nonsense_is_told_once_by_several_ranks(mpirun):
 def test_a_file_that_rank_0_cannot_write_ends_all(mpirun, tmp_path):
     done = mpirun(2, "mpiddl", "bench", "allgather", "--seconds", "0", "--sizes", "64", "--json", tmp_path, timeout_s=30)
     assert done.returncode != 0 and done.stderr.count(f"json: {tmp_path}") == 1, done.stderr
-
-
-@pytest.mark.parametrize("rate", ["", "mbit", "0mbit", "-1gbit", "1e3"])
-def test_rates(rate):
-    with pytest.raises(UsageError, match="rate: got"):
-        bits_per_second(rate)
-    assert bits_per_second("1.5 Gbit") == 1.5e9

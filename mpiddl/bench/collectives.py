@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.bench.limits import HEADERS, bits_per_second, free_memory, memory_limit, wire_limit
+from mpiddl.bench.limits import HEADERS, free_memory, memory_limit, wire_limit
 from mpiddl.bench.turns import Contender, quantiles, take_turns
 from mpiddl.collectives import TwoStep, calls
 from mpiddl.collectives.base import block_bounds, flat
 from mpiddl.errors import MpiddlError, UsageError
+from mpiddl.testbed.plan import read_rate
 from mpiddl.topology import neighbours
 from mpiddl.transport.mpi import connect, failing_together
 
@@ -48,7 +49,7 @@ def run(name: str, env: Any, sizes: Sequence[int] = SIZES, dtype: str = "float32
     -------------
     Collective over ``COMM_WORLD``.
     """
-    kind, bits = _dtype(dtype), bits_per_second(rate) if rate is not None else None
+    kind, bits = _dtype(dtype), read_rate(rate)
     link = connect(env=env)
     with failing_together(link):
         _check_memory(link, max(sizes))

@@ -6,33 +6,16 @@ Ethernet, IP and TCP headers take 4.6 % at an MTU of 1,500 bytes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mpiddl.errors import UsageError
 from mpiddl.memory import aligned_zeros
 from mpiddl.topology import Neighbours
 
 HEADERS = 1.046
-_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-
-
-def bits_per_second(rate: str) -> float:
-    """``200mbit`` as a number.
-
-    Examples
-    --------
-    >>> bits_per_second("200mbit")
-    200000000.0
-    """
-    found = re.fullmatch(r"([0-9.]+)\s*(kbit|mbit|gbit)", rate.strip().lower())
-    if not found or not float(found[1]):
-        raise UsageError(f"rate: got {rate!r}, wanted a number with kbit, mbit or gbit, such as 200mbit")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 def free_memory() -> int:

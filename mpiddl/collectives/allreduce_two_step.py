@@ -47,7 +47,7 @@ from mpiddl.kernels.node_sum import node_sum
 from mpiddl.memory import ALIGNMENT
 from mpiddl.topology import neighbours
 from mpiddl.transport.agree import agreed
-from mpiddl.transport.base import PATIENCE, SUM, Op, Span
+from mpiddl.transport.base import PATIENCE, SUM, Op
 from mpiddl.transport.shared import KernelRequest
 
 CACHED_BYTES = 64 * 1024
@@ -138,7 +138,7 @@ class TwoStep(Queue):
             entered = now()
             while not node_sum(*self._at_once, PATIENCE):
                 self._comm.progress()
-            self._comm.meter.spans.append(Span(entered, entered, now()))
+            self._comm.meter.synchronised(entered, entered, now())
         else:
             self.start(blocking=True)
         return self.result

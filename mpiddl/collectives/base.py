@@ -17,7 +17,7 @@ import numpy as np
 from mpiddl.clock import now
 from mpiddl.errors import CommError, ShapeError, UsageError
 from mpiddl.transport.agree import check_equal
-from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM, Op, Request, Span
+from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM, Op, Request
 
 Steps = Iterator[Request]
 
@@ -117,7 +117,7 @@ class Started:
             wire.meter.sent(-nbytes, -messages)
             self._comm.meter.sent(nbytes, messages)
         left = now()
-        self._comm.meter.spans.append(Span(self._arrived, self._entered or left, left))
+        self._comm.meter.synchronised(self._arrived, self._entered or left, left)
 
 
 def _wait(request: Request) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,19 +27,22 @@ class Wire:
         self.comm = comm
         self._calls = 0
         self._idle: list[np.ndarray] = []
+        self._lock = threading.Lock()  # a progress thread may be in the middle of another collective
 
     def tag(self) -> int:
         """For the next collective: all ranks start them in the same order, so their numbers agree."""
-        self._calls += 1
-        return self._calls % TAGS
+        with self._lock:
+            self._calls += 1
+            return self._calls % TAGS
 
     @contextmanager
     def scratch(self, size: int, dtype: np.dtype) -> Iterator[np.ndarray]:
         """Memory for a while; fresh pages would cost as much as filling them."""
         nbytes = size * dtype.itemsize
-        fits = [block for block in self._idle if block.nbytes >= nbytes]
-        block = min(fits, key=len) if fits else aligned_zeros(nbytes, np.uint8)
-        self._idle = [other for other in self._idle if other is not block and (fits or other.nbytes > nbytes)]
+        with self._lock:
+            fits = [block for block in self._idle if block.nbytes >= nbytes]
+            block = min(fits, key=len) if fits else aligned_zeros(nbytes, np.uint8)
+            self._idle = [other for other in self._idle if other is not block and (fits or other.nbytes > nbytes)]
         try:
             yield block[:nbytes].view(dtype)
         finally:

@@ -40,6 +40,10 @@ PATIENCE = 2000
 """Looks at a flag before the MPI library is given a chance to move messages: about a millisecond."""
 
 
+MOST_SPANS = 100_000
+"""Kept by a meter."""
+
+
 class Envelope(NamedTuple):
     """Who sent a message, and under which tag."""
 
@@ -70,6 +74,12 @@ class Meter:
     waiting: float = 0.0
     moving: float = 0.0
     spans: list[Span] = field(default_factory=list)
+
+    def synchronised(self, arrived: float, entered: float, left: float) -> None:
+        """Note a collective's `Span`; where nobody takes them away, the oldest are forgotten."""
+        if len(self.spans) >= MOST_SPANS:
+            del self.spans[: MOST_SPANS // 2]
+        self.spans.append(Span(arrived, entered, left))
 
     def sent(self, nbytes: int, messages: int = 1) -> None:
         self.bytes += int(nbytes)

@@ -24,7 +24,6 @@ from mpiddl.transport.base import (
     Envelope,
     Meter,
     Op,
-    Span,
     allreduce_bytes,
     bcast_bytes,
 )
@@ -255,7 +254,7 @@ class MpiComm:
         return thing
 
     def _synchronised(self, arrived: float, entered: float) -> None:
-        self.meter.spans.append(Span(arrived, entered, now()))
+        self.meter.synchronised(arrived, entered, now())
 
     def _source(self, sendbuf: Any) -> Any:
         return self._mpi.IN_PLACE if sendbuf is IN_PLACE else sendbuf
@@ -289,7 +288,7 @@ class MpiRequest:
             return
         left = now()
         if self._collective:
-            self._meter.spans.append(Span(self._started, entered, left))
+            self._meter.synchronised(self._started, entered, left)
         else:
             self._meter.moving += left - entered
         self._buffers = ()
