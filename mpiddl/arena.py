@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpiddl.errors import UsageError
+from mpiddl.errors import ShapeError, UsageError
 from mpiddl.memory import aligned_zeros
 from mpiddl.topology import neighbours
 
@@ -45,7 +45,7 @@ class Arena:
 
     def private(self, name: str, size: int, dtype: DTypeLike) -> np.ndarray:
         """Zeros of this rank's own, shape ``(size,)``, on a cache line. Local."""
-        self._new(name)
+        self._new(name, size)
         self._private[name] = aligned_zeros(size, dtype)
         return self._private[name]
 
@@ -61,7 +61,7 @@ class Arena:
         -------------
         Collective over the ranks of the node.
         """
-        self._new(name)
+        self._new(name, size)
         kind = np.dtype(dtype)
         memory = self._local.share(int(size) * kind.itemsize)
         self._memory[name] = memory
@@ -105,7 +105,9 @@ class Arena:
         if error is None:  # ranks that failed alone would wait here for ever; the communicator frees what is left
             self.Free()
 
-    def _new(self, name: str) -> None:
+    def _new(self, name: str, size: int) -> None:
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
+            raise ShapeError(f"size: got {size!r}, wanted a number of elements")
         if name in self._private or name in self._memory:
             raise UsageError(f"name: got {name!r}, which is in this arena already; wanted a new name")
 

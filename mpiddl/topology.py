@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from mpiddl.errors import CommError
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -101,4 +103,6 @@ def neighbours(comm: Any) -> Neighbours:
     -------------
     Collective over ``comm`` at the first call: an all-gather of one integer and four splits. None afterwards.
     """
+    if comm.freed:
+        raise CommError("comm: got a communicator that was freed, wanted one in use")
     return comm.kept("neighbours", lambda: Neighbours(comm))

@@ -152,6 +152,28 @@ def check_bits(comm, algorithm):
     return total.tobytes()
 
 
+STRANGE = np.array([np.nan, -np.nan, 0.0, -0.0, np.inf, -np.inf, 1.5])
+
+
+def check_strange_bits(comm, algorithm):
+    """Which of two NaNs is kept, and the sign of a zero, must not depend on the rank."""
+    for seed in range(12):
+        for n in (1, 2, 33):
+            drawn = STRANGE[np.random.default_rng([seed, comm.rank]).integers(0, len(STRANGE), n)]
+            for dtype in "fD":
+                total = np.empty(n + comm.rank % 2, dtype)[comm.rank % 2 :]
+                with np.errstate(invalid="ignore"):
+                    allreduce(comm, drawn.astype(dtype), total, algorithm=algorithm)
+                assert len(set(comm.allgather(total.tobytes()))) == 1
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("layout", REAL)
+def test_the_same_bits_of_what_is_no_number(link, layout, algorithm):
+    check_strange_bits(placed(link, layout), algorithm)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_same_bits_on_every_rank_every_time(layout, algorithm):

@@ -7,7 +7,8 @@ import pytest
 from test_collectives import EVERYWHERE
 
 from mpiddl import collectives
-from mpiddl.collectives import allgather, allreduce, broadcast, iallreduce, progress, reduce, reduce_scatter
+from mpiddl.arena import Arena
+from mpiddl.collectives import TwoStep, allgather, allreduce, broadcast, iallreduce, progress, reduce, reduce_scatter
 from mpiddl.collectives.base import block_bounds
 from mpiddl.errors import CommError, MismatchError, ShapeError, UsageError
 from mpiddl.transport import virtual
@@ -186,3 +187,52 @@ def test_a_library_that_takes_no_calls_from_threads_is_told(link, monkeypatch):
     with pytest.raises(CommError, match=r"threads: Serial 1\.0 was started without MPI_THREAD_MULTIPLE"), progress(link):
         pass
     monkeypatch.undo()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("call", ["allreduce", "reduce_scatter", "broadcast", "plan"])
+def test_what_one_rank_alone_gets_wrong_is_everybodys_error_if_checked(link, call):
+    wrong = link.rank == link.size - 1
+    data = np.zeros(40)[::2] if wrong else np.zeros(20)
+    begin, end = block_bounds(20, link.size, link.rank)
+    calls = {
+        "allreduce": lambda: allreduce(link, IN_PLACE, data, checked=True),
+        "reduce_scatter": lambda: reduce_scatter(link, data, np.zeros(end - begin), checked=True),
+        "broadcast": lambda: broadcast(link, data, checked=True),
+        "plan": lambda: TwoStep(link, -1 if wrong else 5, "f"),
+    }
+    with pytest.raises(ShapeError, match=rf"rank {link.size - 1} of {link.size}"):
+        calls[call]()
+    link.Barrier()
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"size": -1}, "size: got -1"),
+        ({"size": 2.5}, "size: got 2.5"),
+        ({"dtype": "foo"}, "dtype: got 'foo'"),
+        ({"segment_bytes": 0}, "segment_bytes: got 0"),
+        ({"segment_bytes": "x"}, "segment_bytes: got 'x'"),
+        ({"leader": "no"}, "leader: got 'no'"),
+    ],
+)
+def test_plans_that_make_no_sense(link, settings, message):
+    with pytest.raises(UsageError, match=message):
+        TwoStep(link, **{"size": 4, "dtype": "f", **settings})
+
+
+@EVERYWHERE
+def test_what_was_freed_or_is_no_communicator(link):
+    plan = TwoStep(link, 4, "f")
+    plan.Free()
+    for call in (plan, plan.start):
+        with pytest.raises(CommError, match="TwoStep: got one that was freed"):
+            call()
+    with pytest.raises(UsageError, match="comm: got NoneType"):
+        allreduce(None, IN_PLACE, np.zeros(3))
+    with pytest.raises(ShapeError, match="got a masked array"):
+        allreduce(link, IN_PLACE, np.ma.zeros(3))
+    with pytest.raises(ShapeError, match="size: got -1"):
+        Arena(link).shared("x", -1, "f")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -247,6 +248,35 @@ def test_what_is_freed_while_it_is_under_way_fails_and_holds_nobody_up(link, wha
     total = np.array([1.0])
     allreduce(link, IN_PLACE, total)
     assert total == link.size
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("algorithm", ["ring", "doubling"])
+def test_a_thread_that_cuts_in_everywhere_mixes_up_no_messages(link, algorithm):
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with progress(link) as moving:
+            for _ in range(40):
+                totals = [np.empty(50 + 10 * number) for number in range(8)]
+                started = [moving.on(iallreduce(link, np.ones(len(t)), t, algorithm=algorithm)) for t in totals]
+                for request in started[:: (1, -1)[link.rank % 2]]:
+                    request.Wait()
+                assert all((total == link.size).all() for total in totals)
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_first_call_on_another_communicator_while_one_is_under_way(link):
+    other, data, total = link.Dup(), np.ones(100_000), np.empty(100_000)
+    request = iallreduce(link, data, total, algorithm="ring")
+    if link.rank % 2:
+        request.Wait()
+    allreduce(other, IN_PLACE, data)
+    request.Wait()
+    assert (total == link.size).all()
+    assert (data == link.size).all()
 
 
 class Odd(ZeroDivisionError):

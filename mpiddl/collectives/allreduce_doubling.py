@@ -50,7 +50,12 @@ def _double(wire: Wire, tag: int, data: np.ndarray, theirs: np.ndarray, op: Op) 
         coming, leaving = comm.Irecv(theirs, partner, tag), comm.Isend(data, partner, tag)
         yield coming
         yield leaving
-        combine(*((data, theirs) if mine < other else (theirs, data)), out=data)
+        # Into the lower part on both sides: which of two NaNs is kept depends on where numpy writes.
+        if mine < other:
+            combine(data, theirs, out=data)
+        else:
+            combine(theirs, data, out=theirs)
+            data[...] = theirs
         span *= 2
     if comm.rank < 2 * extra:
         yield comm.Isend(data, comm.rank + 1, tag)

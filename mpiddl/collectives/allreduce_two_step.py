@@ -42,7 +42,7 @@ from mpiddl.collectives.base import (
     run,
 )
 from mpiddl.collectives.wire import Wire
-from mpiddl.errors import ShapeError
+from mpiddl.errors import CommError, ShapeError, UsageError
 from mpiddl.kernels.node_sum import node_sum
 from mpiddl.memory import ALIGNMENT
 from mpiddl.topology import neighbours
@@ -90,7 +90,7 @@ class TwoStep(Queue):
     Raises
     ------
     ShapeError, UsageError
-        A size, dtype or op that cannot be taken, on the ranks that gave it.
+        On every rank: a size, dtype, op or length of segments that cannot be taken; the message names the ranks that gave it.
     MismatchError
         On every rank: ranks gave different sizes, dtypes or ops.
     CommError
@@ -105,11 +105,9 @@ class TwoStep(Queue):
     def __init__(self, comm: Any, size: int, dtype: DTypeLike, op: Op = SUM, *, leader: bool = False,
                  segment_bytes: int = SEGMENT_BYTES):
         check_alive(comm)
-        kind = np.dtype(dtype)
-        flat("dtype", np.empty(0, kind))
-        check_op(op, kind)
-        if not isinstance(size, (int, np.integer)) or size < 0:
-            raise ShapeError(f"size: got {size!r}, wanted a number of elements")
+        comm.patient_barrier(0.0)  # others may still wait for what was started before
+        with agreed(comm):
+            kind = _checked(size, dtype, op, leader, segment_bytes)
         check_alike(comm, "TwoStep", size=size, dtype=kind, op=op.name, leader=leader, segment_bytes=segment_bytes)
         near = neighbours(comm)
         self._comm, self._near, self._op, self._segment_bytes = comm, near, op, segment_bytes
@@ -133,7 +131,7 @@ class TwoStep(Queue):
 
     def __call__(self) -> np.ndarray:
         """Reduce, and return ``result``."""
-        check_alive(self._comm)
+        self._check_alive()
         if self._at_once and not self._beside:  # written out: of a short array's microsecond every call is a tenth
             entered = now()
             while not node_sum(*self._at_once, PATIENCE):
@@ -153,8 +151,13 @@ class TwoStep(Queue):
 
     def start(self, blocking: bool = False) -> Started:
         """The same without waiting: a request. ``input`` must not be written before it is complete."""
-        check_alive(self._comm)
+        self._check_alive()
         return run(self._comm, self.wires, self.steps(self.result.size), blocking, self)
+
+    def _check_alive(self) -> None:
+        check_alive(self._comm)
+        if not self._inputs:
+            raise CommError("TwoStep: got one that was freed, wanted one in use")
 
     def Free(self) -> None:
         """Give the shared memory back; collective. The arrays must not be touched afterwards."""
@@ -205,6 +208,22 @@ class TwoStep(Queue):
                 combine(inputs[0][part], inputs[1][part], out=result[part])
                 for more in inputs[2:]:
                     combine(result[part], more[part], out=result[part])
+
+
+def _checked(size: Any, dtype: Any, op: Any, leader: Any, segment_bytes: Any) -> np.dtype:
+    """The dtype, if all arguments of a plan make sense."""
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise UsageError(f"dtype: got {dtype!r}, wanted the name of one: {error}") from None
+    flat("dtype", np.empty(0, kind))
+    check_op(op, kind)
+    for name, value, least in (("size", size, 0), ("segment_bytes", segment_bytes, 1)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise ShapeError(f"{name}: got {value!r}, wanted a whole number from {least}")
+    if not isinstance(leader, bool):
+        raise UsageError(f"leader: got {leader!r}, wanted True or False")
+    return kind
 
 
 def staged(comm: Any, nbytes: int, dtype: np.dtype, op: Op, *, leader: bool = False, most_bytes: int = STAGED_BYTES) -> TwoStep:

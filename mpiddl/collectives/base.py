@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from mpiddl.clock import now
 from mpiddl.errors import CommError, ShapeError, UsageError
-from mpiddl.transport.agree import check_equal
+from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM, Op, Request
 
 Steps = Iterator[Request]
@@ -47,8 +48,12 @@ class Started:
         self._arrived, self._entered = now(), 0.0
         self._over = False
         self._beside = comm.started
-        self._beside.append(self)
         self.failure: BaseException | None = None
+        # First as far as it goes, then known to others: a progress thread must not draw its tag, later than a next one's.
+        with self._lock:
+            self._drive(_test)
+            if not self._over:
+                self._beside.append(self)
 
     def Wait(self) -> None:
         self._entered = now()
@@ -69,6 +74,11 @@ class Started:
             raise self.failure
         return self._over
 
+    @property
+    def idle(self) -> bool:
+        """Nobody is moving it on just now."""
+        return not self._lock.locked()
+
     def give_up(self, why: str) -> None:
         """Its memory or communicator goes: it fails, and is not moved on again."""
         if self._lock.acquire(blocking=False):
@@ -82,11 +92,12 @@ class Started:
     def _all_go_on(self) -> None:
         """This one and what else this rank has started: another rank may wait for our part of that first."""
         for started in list(self._beside):
-            if started._comm.freed:
-                started.give_up("its communicator was freed")
-            started._go_on()
+            started.move_on()
 
-    def _go_on(self) -> None:
+    def move_on(self) -> None:
+        """As far as it goes without waiting, unless another thread is at it; what goes wrong is kept for `Wait`."""
+        if self._comm.freed:
+            self.give_up("its communicator was freed")
         if self._lock.acquire(blocking=False):
             try:
                 self._drive(_test)
@@ -111,7 +122,8 @@ class Started:
     def _finish(self) -> None:
         """Count how long it took, and all that has been sent so far: of others on the same wire, too, but once."""
         self._over = True
-        self._beside.remove(self)
+        if self in self._beside:
+            self._beside.remove(self)
         for wire in self._wires:
             nbytes, messages = wire.meter.bytes, wire.meter.messages
             wire.meter.sent(-nbytes, -messages)
@@ -189,6 +201,8 @@ def flat(name: str, array: Any, writable: bool = False) -> np.ndarray:
     """The 1-D view of a C-contiguous array of a dtype that MPI can move and reduce."""
     if not isinstance(array, np.ndarray):
         raise ShapeError(f"{name}: got {type(array).__name__}, wanted a numpy array")
+    if isinstance(array, np.ma.MaskedArray):
+        raise ShapeError(f"{name}: got a masked array, whose mask would be lost; array.filled(0) makes one without")
     if not array.flags.c_contiguous:
         raise ShapeError(f"{name}: got an array whose elements do not lie one behind the other; np.ascontiguousarray makes one")
     if not array.flags.aligned:
@@ -202,7 +216,7 @@ def flat(name: str, array: Any, writable: bool = False) -> np.ndarray:
 
 def check_op(op: Any, dtype: np.dtype) -> None:
     """Raise a `UsageError` for what is no reduction, or none of complex numbers."""
-    if op not in COMBINE:
+    if not isinstance(op, Op):
         raise UsageError(f"op: got {op!r}, wanted one of mpiddl.transport.base's {', '.join(known.name for known in COMBINE)}")
     if dtype.kind == "c" and op in (MIN, MAX):
         raise UsageError(f"op: got {op.name} for {dtype}, wanted SUM or PROD: complex numbers have no order")
@@ -215,9 +229,16 @@ def check_root(comm: Any, root: Any) -> None:
 
 
 def check_alive(comm: Any) -> None:
-    """Raise a `CommError` if the communicator was freed."""
+    """Raise a `UsageError` for what is no communicator of ours, a `CommError` for one that was freed."""
+    if not hasattr(comm, "freed"):
+        raise UsageError(f"comm: got {type(comm).__name__}, wanted what mpiddl.transport.mpi.connect() returns")
     if comm.freed:
         raise CommError("comm: got a communicator that was freed, wanted one in use")
+
+
+def checking(comm: Any, checked: bool) -> AbstractContextManager[None]:
+    """Where a call's arguments are looked at: what one rank finds wrong, all raise, if the call is ``checked``."""
+    return agreed(comm) if checked else nullcontext()
 
 
 def check_alike(comm: Any, call: str, **values: Any) -> None:
@@ -234,8 +255,8 @@ def run(comm: Any, wires: tuple[Any, ...], steps: Steps, blocking: bool, queue: 
         queue.last = started
     if blocking:
         started.Wait()
-    else:
-        started.Test()
+    if started.failure is not None:
+        raise started.failure
     return started
 
 

@@ -28,6 +28,7 @@ from mpiddl.collectives.base import (
     check_alive,
     check_op,
     check_root,
+    checking,
     flat,
     flat_pair,
     run,
@@ -93,7 +94,10 @@ REDUCE: dict[str, Callable[..., Steps]] = {"scatter": reduce_scatter_gather, "bi
 def iallreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, algorithm: str = "auto",
                checked: bool = False, blocking: bool = False) -> Started:
     """Start `allreduce`; returns a request."""
-    source, result = flat_pair(comm, sendbuf, recvbuf, op)
+    check_alive(comm)
+    with checking(comm, checked):
+        source, result = flat_pair(comm, sendbuf, recvbuf, op)
+        _choose(ALLREDUCE, algorithm, "")
     auto = "two-step" if result.nbytes > SHORT_BYTES or neighbours(comm).local.size == comm.size else "doubling"
     chosen = _choose(ALLREDUCE, algorithm, auto)
     if checked:
@@ -155,9 +159,10 @@ def ireduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op 
                     blocking: bool = False) -> Started:
     """Start `reduce_scatter`; returns a request."""
     check_alive(comm)
-    source, block = flat("sendbuf", sendbuf), flat("recvbuf", recvbuf, writable=True)
-    check_op(op, source.dtype)
-    _check_block(comm, "recvbuf", block, source)
+    with checking(comm, checked):
+        source, block = flat("sendbuf", sendbuf), flat("recvbuf", recvbuf, writable=True)
+        check_op(op, source.dtype)
+        _check_block(comm, "recvbuf", block, source)
     if checked:
         check_alike(comm, "reduce_scatter", size=source.size, dtype=source.dtype, op=op.name)
     way = wire(comm)
@@ -181,8 +186,9 @@ def iallgather(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: 
                blocking: bool = False) -> Started:
     """Start `allgather`; returns a request."""
     check_alive(comm)
-    block, result = flat("sendbuf", sendbuf), flat("recvbuf", recvbuf, writable=True)
-    _check_block(comm, "sendbuf", block, result)
+    with checking(comm, checked):
+        block, result = flat("sendbuf", sendbuf), flat("recvbuf", recvbuf, writable=True)
+        _check_block(comm, "sendbuf", block, result)
     if checked:
         check_alike(comm, "allgather", size=result.size, dtype=result.dtype)
     way = wire(comm)
@@ -205,8 +211,10 @@ def ibroadcast(comm: Any, buf: np.ndarray, root: int = 0, *, algorithm: str = "a
                blocking: bool = False) -> Started:
     """Start `broadcast`; returns a request."""
     check_alive(comm)
-    check_root(comm, root)
-    data = flat("buf", buf, writable=comm.rank != root or algorithm == "scatter")  # which brings the root all blocks, too
+    with checking(comm, checked):
+        check_root(comm, root)
+        data = flat("buf", buf, writable=comm.rank != root or algorithm == "scatter")  # which brings the root all blocks, too
+        _choose(BROADCAST, algorithm, "")
     chosen = _choose(BROADCAST, algorithm, "chain" if data.nbytes > SHORT_BYTES else "binomial")
     if checked:
         check_alike(comm, "broadcast", size=data.size, dtype=data.dtype, root=root, algorithm=chosen)
@@ -232,12 +240,14 @@ def ireduce(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op =
             algorithm: str = "auto", checked: bool = False, blocking: bool = False) -> Started:
     """Start `reduce`; returns a request."""
     check_alive(comm)
-    check_root(comm, root)
-    if comm.rank == root:
-        source, result = flat_pair(comm, sendbuf, recvbuf, op)
-    else:
-        source, result = flat("sendbuf", sendbuf), None
-        check_op(op, source.dtype)
+    with checking(comm, checked):
+        check_root(comm, root)
+        if comm.rank == root:
+            source, result = flat_pair(comm, sendbuf, recvbuf, op)
+        else:
+            source, result = flat("sendbuf", sendbuf), None
+            check_op(op, source.dtype)
+        _choose(REDUCE, algorithm, "")
     chosen = _choose(REDUCE, algorithm, "scatter" if source.nbytes > SHORT_BYTES else "binomial")
     if checked:
         check_alike(comm, "reduce", size=source.size, dtype=source.dtype, op=op.name, root=root, algorithm=chosen)

@@ -112,8 +112,8 @@ class Comm(Protocol):
     """The communicator that strategies talk through.
 
     Beyond mpi4py's: ``nodes`` says on which node each rank is, ``share`` gives the ranks of one node memory in common,
-    ``kept`` makes what lives as long as the communicator, ``progress`` lets the library move messages, ``started`` is what this
-    rank has under way, on whatever communicator: who waits for one thing must move the others on.
+    ``kept`` makes, collectively, what lives as long as the communicator, ``progress`` lets the library move messages,
+    ``started`` is what this rank has under way, on whatever communicator: who waits for one thing must move the others on.
     """
 
     rank: int
@@ -155,6 +155,8 @@ class Comm(Protocol):
     def kept(self, key: Any, make: Callable[[], Any]) -> Any: ...
 
     def progress(self) -> None: ...
+
+    def patient_barrier(self, pause_s: float = 0.002) -> None: ...
 
     def check_threads(self) -> None: ...
 

@@ -111,7 +111,7 @@ class MpiComm:
     def Iallreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> MpiRequest:
         request = self.raw.Iallreduce(self._source(sendbuf), recvbuf, getattr(self._mpi, op.name))
         self.meter.sent(allreduce_bytes(self.size, recvbuf.nbytes))
-        return MpiRequest(request, self.meter, (sendbuf, recvbuf), collective=True)
+        return MpiRequest(request, self, (sendbuf, recvbuf), collective=True)
 
     def Bcast(self, buf: np.ndarray, root: int = 0) -> None:
         entered = now()
@@ -125,10 +125,8 @@ class MpiComm:
         self._synchronised(entered, entered)
 
     def patient_barrier(self, pause_s: float = 0.002) -> None:
-        """A barrier that sleeps while it waits, so that a rank still busy has the core to itself."""
-        request = self.raw.Ibarrier()
-        while not request.Test():
-            time.sleep(pause_s)
+        """A barrier that sleeps while it waits, so that a busy rank has the core to itself; it moves on what was started."""
+        self.wait(self.raw.Ibarrier(), pause_s)
 
     def allgather(self, obj: Any) -> list[Any]:
         return self.raw.allgather(obj)
@@ -138,16 +136,16 @@ class MpiComm:
 
     def Send(self, buf: np.ndarray, dest: int, tag: int = 0) -> None:
         entered = now()
-        self.raw.Send(buf, dest, tag)
+        self.wait(self.raw.Isend(buf, dest, tag)) if self.started else self.raw.Send(buf, dest, tag)
         self.meter.moving += now() - entered
         self.meter.sent(buf.nbytes)
 
     def Isend(self, buf: np.ndarray, dest: int, tag: int = 0) -> MpiRequest:
         self.meter.sent(buf.nbytes)
-        return MpiRequest(self.raw.Isend(buf, dest, tag), self.meter, (buf,))
+        return MpiRequest(self.raw.Isend(buf, dest, tag), self, (buf,))
 
     def Irecv(self, buf: np.ndarray, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> MpiRequest:
-        return MpiRequest(self.raw.Irecv(buf, self._peer(source), self._tag(tag)), self.meter, (buf,))
+        return MpiRequest(self.raw.Irecv(buf, self._peer(source), self._tag(tag)), self, (buf,))
 
     def Recv(self, buf: np.ndarray, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> None:
         envelope = self.Probe(source, tag)
@@ -165,6 +163,8 @@ class MpiComm:
     def Probe(self, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Envelope:
         entered = now()
         status = self._mpi.Status()
+        while self.started and not self.raw.Iprobe(self._peer(source), self._tag(tag), status):
+            self._move_on()
         self.raw.Probe(self._peer(source), self._tag(tag), status)
         self.meter.waiting += now() - entered
         return Envelope(status.source, status.tag)
@@ -195,6 +195,7 @@ class MpiComm:
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
         """What ``make`` gave when ``key`` was first asked for; its ``Free``, if it has one, is called with this one's."""
         if key not in self._kept:
+            self.patient_barrier(0.0)
             self._kept[key] = made = make()
             if hasattr(made, "Free"):
                 self._own(made)
@@ -249,6 +250,16 @@ class MpiComm:
                 "call Test() on requests while computing instead"
             )
 
+    def wait(self, request: Any, pause_s: float = 0.0) -> None:
+        """Wait for one of the library's requests, and move on what else this rank has started: others may wait for that."""
+        while not request.Test():
+            self._move_on()
+            time.sleep(pause_s)
+
+    def _move_on(self) -> None:
+        for started in list(self.started):
+            started.move_on()
+
     def _own(self, thing: Any) -> Any:
         self._owned = [other for other in self._owned if not getattr(other, "freed", False)] + [thing]
         return thing
@@ -269,13 +280,16 @@ class MpiComm:
 class MpiRequest:
     """A started operation; keeps its buffers alive until it is complete."""
 
-    def __init__(self, raw: Any, meter: Meter, buffers: tuple[Any, ...], collective: bool = False):
-        self._raw, self._meter, self._buffers, self._collective = raw, meter, buffers, collective
+    def __init__(self, raw: Any, comm: MpiComm, buffers: tuple[Any, ...], collective: bool = False):
+        self._raw, self._comm, self._meter, self._buffers, self._collective = raw, comm, comm.meter, buffers, collective
         self._started = now()
 
     def Wait(self) -> None:
         entered = now()
-        self._raw.Wait()
+        if any(started.idle for started in self._comm.started):
+            self._comm.wait(self._raw)
+        else:
+            self._raw.Wait()
         self._done(entered)
 
     def Test(self) -> bool:

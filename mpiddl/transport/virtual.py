@@ -183,7 +183,11 @@ class VirtualComm:
     def Barrier(self) -> None:
         self._together(None, lambda parts: None, "a barrier")
 
-    patient_barrier = Barrier
+    def patient_barrier(self, pause_s: float = 0.002) -> None:
+        request = self.meet()
+        while not request.Test():
+            for started in list(self.started):
+                started.move_on()
 
     def allgather(self, obj: Any) -> list[Any]:
         parts = self._together(pickle.dumps(obj), lambda parts: [parts[rank] for rank in range(self.size)], "allgather")
