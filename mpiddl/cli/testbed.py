@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from mpiddl.disk import check_writable
 from mpiddl.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +50,15 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-_NAME = click.option("--name", default="default", show_default=True, metavar="NAME", help="Which cluster, if you want several.")
+def _name(context: click.Context, parameter: click.Parameter, name: str) -> str:
+    from mpiddl.testbed.standing import check_name
+
+    check_name(name)
+    return name
+
+
+_NAME = click.option("--name", default="default", callback=_name, show_default=True, metavar="NAME",
+                     help="Which cluster, if you want several.")  # fmt: skip
 
 
 @testbed.command(context_settings=PROGRAM, epilog="""
@@ -84,6 +93,7 @@ def run(command: tuple[str, ...], hosts: int | None, rate: str | None, loss: str
         raise UsageError(f"limit: got {limit:g}, wanted seconds above 0")
     if hosts is None and (rate or slurm or loss != "0%"):
         raise UsageError("run: --rate, --loss and --slurm came without --hosts, which they need: they belong to a new cluster")
+    _check_run(path, slurm, ranks_per_host, options)
     _end_on_signals()
     with _bed(hosts, rate, loss, slurm, name) as bed:
         if slurm:
@@ -92,11 +102,26 @@ def run(command: tuple[str, ...], hosts: int | None, rate: str | None, loss: str
             result = bed.run(command, ranks_per_host=_ranks(ranks_per_host), timeout_s=limit, capture=False, **options)
         links, shown = result.links, result.returncode
     _report(links, result)
+    if result.lost:
+        click.echo(f"mpiddl: {', '.join(result.lost)} went down during the run", err=True)
     if shown == 124 and limit is not None:
         click.echo(f"mpiddl: the program was ended after {limit:g} s (--limit)", err=True)
     if path:
         _write(path, result)
     sys.exit(shown)
+
+
+def _check_run(path: Path | None, slurm: bool, ranks_per_host: str, options: dict[str, Any]) -> None:
+    """What would be found out only after the run, or would be passed over."""
+    if options["order"] not in ("by-slot", "round-robin"):
+        raise UsageError(f"map: got {options['order']!r}, wanted by-slot or round-robin")
+    theirs = {"--ranks-per-host": ranks_per_host != "1", "--map": options["order"] != "by-slot", "--mpi": options["mpi"],
+              "--mpiexec-args": options["mpiexec_args"]}  # fmt: skip
+    if slurm and any(theirs.values()):
+        given = ", ".join(name for name, came in theirs.items() if came)
+        raise UsageError(f"run: {given} came with --slurm, where the program is srun's: -- srun -N2 -n4 --mpi=pmix PROGRAM")
+    if path:
+        check_writable("json", path)
 
 
 def _bed(hosts: int | None, rate: str | None, loss: str, slurm: bool, name: str) -> Testbed:
@@ -170,7 +195,7 @@ def exec(host: str, command: tuple[str, ...], name: str) -> None:
     """Run a command on HOST (h1, h2, ..., or login), in this folder. The exit code is the command's."""
     _end_on_signals()
     with _bed(None, None, "", False, name) as bed:
-        sys.exit(bed.exec(host, command, capture=False).returncode)
+        sys.exit(bed.exec(host, command[command[0] == "--" :], capture=False).returncode)
 
 
 @testbed.command()

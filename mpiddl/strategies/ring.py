@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives import allreduce, iallreduce
+from mpiddl.errors import UsageError
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.transport.base import IN_PLACE, Comm
 
@@ -24,6 +25,10 @@ class Ring(Strategy):
     """Sum the gradients over all ranks in every step, round a ring; ``overlap`` 1: while the rest is computed."""
 
     overlap: int = 0
+
+    def __post_init__(self) -> None:
+        if self.overlap not in (0, 1):
+            raise UsageError(f"ring: overlap: got {self.overlap}, wanted 0 or 1")
 
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
         if not self.overlap or comm.size == 1:

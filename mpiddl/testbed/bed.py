@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Self
 
 from mpiddl.errors import UsageError
@@ -18,6 +19,9 @@ from mpiddl.testbed.links import Link
 from mpiddl.testbed.plan import BY_SLOT, LOGIN, make_plan, rank_hosts, read_rate, slots
 from mpiddl.testbed.program import Result
 from mpiddl.testbed.standing import bring_up, discard, standing
+
+HOST_LOST = 255
+"""Return code of a job whose host went down."""
 
 
 class Testbed:
@@ -56,13 +60,14 @@ class Testbed:
         self._plan, self._slurm = make_plan(hosts, rate, loss), slurm
         self._process: subprocess.Popen[str] | None = None
         self._cluster: Cluster | None = None
+        self._stays = False
 
     @classmethod
     def attach(cls, name: str) -> Self:
         """The cluster that ``mpiddl testbed up`` has brought up; leaving the block leaves it up."""
         cluster = standing(name)
         bed = cls.__new__(cls)
-        bed._plan, bed._process, bed._cluster = cluster.plan, None, cluster
+        bed._plan, bed._process, bed._cluster, bed._stays = cluster.plan, None, cluster, True
         return bed
 
     def __enter__(self) -> Self:
@@ -78,17 +83,19 @@ class Testbed:
         if self._slurm:
             slurms.check()
         self._cluster, self._process = bring_up(self._plan, name)
+        self._stays = bool(name)
         if self._slurm:
             try:
                 slurms.start(self._cluster)
             except BaseException:
                 self._cluster.end()
+                self._stays = False
                 self.close()
                 raise
 
     def close(self) -> None:
-        """Take the cluster down, with all that runs in it."""
-        if self._process is not None:
+        """Take the cluster down, with all that runs in it; one with a name stays."""
+        if self._process is not None and not self._stays:
             discard(self._process)
         self._process = self._cluster = None
 
@@ -128,15 +135,19 @@ class Testbed:
         Returns
         -------
         Result
-            Return code, output, seconds, and what each host's link has carried.
+            Return code (255 if it would be 0, a host went down meanwhile and mpiexec was not given ``--with-ft``), output,
+            seconds, and what each host's link has carried.
         """
         ranks = rank_hosts(slots(self.cluster.plan.hosts, ranks_per_host), order)
         launcher = mpis.find_launcher(mpi, env)
         own = mpis.environment(launcher, env)
         _check_program(command, own, cwd)
-        more = shlex.split(mpiexec_args) if isinstance(mpiexec_args, str) else mpiexec_args
+        more = _words(mpiexec_args) if isinstance(mpiexec_args, str) else mpiexec_args
         whole = mpis.command(launcher, ranks, command, more)
-        return program.run(self.cluster, whole, own, cwd=cwd, timeout_s=timeout_s, capture=capture, quiet=True)
+        result = program.run(self.cluster, whole, own, cwd=cwd, timeout_s=timeout_s, capture=capture, quiet=True)
+        # Open MPI's launcher ends with 0 when a host has gone; a job that was told to survive that has a code of its own.
+        gone = not result.returncode and result.lost and "--with-ft" not in more
+        return replace(result, returncode=HOST_LOST) if gone else result
 
     def exec(self, host: str, command: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] = os.environ,
              cwd: str | None = None, capture: bool = True) -> Result:  # fmt: skip
@@ -168,12 +179,25 @@ class Testbed:
             slurms.start_node(self.cluster, host)
 
 
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"mpiexec_args: got {text!r}, wanted words as for a shell: {error}") from None
+
+
 def _check_program(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
     """`UsageError` if there is no such program, or it is where hosts have folders of their own."""
-    name = command[0] if command else ""
-    path = os.path.join(cwd or os.getcwd(), name) if os.sep in name else shutil.which(name, path=env["PATH"])
+    if not all(isinstance(word, (str, os.PathLike)) for word in command):
+        raise UsageError(f"program: got {list(command)}, wanted words")
+    name = os.fspath(command[0]) if command else ""
+    try:
+        here = cwd or os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("folder: the one you are in was deleted; wanted one that exists") from None
+    path = os.path.join(here, name) if os.sep in name else shutil.which(name, path=env["PATH"])
     if not path or not os.access(path, os.X_OK) or os.path.isdir(path):
         raise UsageError(f"program: got {name!r}, wanted a program on the PATH or the path of one that may be executed")
-    folder = os.path.realpath(cwd or os.getcwd())
-    if folder.startswith(("/run/", "/dev/shm/")):
+    folder = os.path.realpath(here)
+    if f"{folder}/".startswith(("/run/", "/dev/shm/")):
         raise UsageError(f"folder: got {folder}, wanted one that hosts share; each has its own /run and /dev/shm")

@@ -87,7 +87,9 @@ class Cluster:
         file = pid_file(name, self.shared)
         pid = file.read_text()
         file.unlink()
-        self.call(["/bin/sh", "-c", f"kill -9 {pid}; while kill -0 {pid} 2>/dev/null; do sleep 0.01; done"], env)
+        # Connections whose ends were cut off keep a network alive, and its cable with it.
+        unplug = f"ip link delete v{number} 2>/dev/null || true"
+        self.call(["/bin/sh", "-c", f"kill -9 {pid}; while kill -0 {pid} 2>/dev/null; do sleep 0.01; done; {unplug}"], env)
 
     def boot(self, name: str, env: Mapping[str, str] = os.environ) -> None:
         """Start a host that was killed: the same name and address, a new boot id."""

@@ -115,7 +115,10 @@ def _clear(plan: Plan, since: float, folder: Path = Path("/tmp")) -> None:
 def boot_again(number: int) -> None:
     """Start a host that was killed: the same name and address, another boot id."""
     plan = Plan(**json.loads((SHARED / PLAN_FILE).read_text()))
-    boot([number], plan)
+    try:
+        boot([number], plan)
+    except OSError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

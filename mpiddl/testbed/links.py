@@ -24,8 +24,8 @@ class Link(NamedTuple):
     received_packets: int
 
     def since(self, earlier: Link) -> Link:
-        """What came on top of ``earlier``."""
-        return Link(*(now - before for now, before in zip(self, earlier, strict=True)))
+        """What came on top of ``earlier``; of a link that went with its host meanwhile, what is known: nothing."""
+        return Link(*(max(0, now - before) for now, before in zip(self, earlier, strict=True)))
 
 
 def read_links(text: str) -> dict[str, Link]:

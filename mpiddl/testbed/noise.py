@@ -21,11 +21,13 @@ def copy(source: IO[bytes], target: int) -> threading.Thread:
     """Copy ``source`` to the file descriptor ``target`` as it comes, without noise; the thread that does it."""
 
     def work() -> None:
-        try:
-            while piece := source.read1(65536):  # type: ignore[attr-defined]
-                _write(target, without_noise(piece))
-        except OSError:  # whoever read our errors has left
-            pass
+        heard = True
+        while piece := source.read1(65536):  # type: ignore[attr-defined]
+            try:
+                if heard:
+                    _write(target, without_noise(piece))
+            except OSError:  # whoever read our errors has left; the program must not wait for us
+                heard = False
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()

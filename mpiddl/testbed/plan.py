@@ -54,6 +54,8 @@ def read_rate(text: str | None) -> int | None:
     >>> read_rate("1.5gbit")
     1500000000
     """
+    if text is not None and not isinstance(text, str):
+        raise UsageError(f"rate: got {text!r}, wanted {_RATE_WANTED}")
     if text is None or text.strip().lower() == "none":
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?bit)", text.strip().lower())
@@ -97,7 +99,7 @@ def read_loss(text: str | float) -> float:
 
 def host_number(name: str, hosts: int) -> int:
     """K of ``hK``; `UsageError` if the cluster has no such host."""
-    number = name.removeprefix("h")
+    number = str(name).removeprefix("h")
     if not number.isdecimal() or name != f"h{int(number)}" or not 1 <= int(number) <= hosts:
         raise UsageError(f"host: got {name!r}, wanted one of h1 to h{hosts}" if hosts > 1 else f"host: got {name!r}, wanted h1")
     return int(number)
@@ -111,7 +113,9 @@ def slots(hosts: int, ranks_per_host: int | Sequence[int]) -> list[int]:
     >>> slots(3, 2), slots(3, (2, 1, 1))
     ([2, 2, 2], [2, 1, 1])
     """
-    each = [ranks_per_host] * hosts if isinstance(ranks_per_host, int) else list(ranks_per_host)
+    each = list(ranks_per_host) if isinstance(ranks_per_host, (list, tuple)) else [ranks_per_host] * hosts
+    if not all(isinstance(count, int) and not isinstance(count, bool) for count in each):
+        raise UsageError(f"ranks per host: got {ranks_per_host!r}, wanted whole numbers")
     if len(each) == 1:
         each *= hosts
     if len(each) != hosts:

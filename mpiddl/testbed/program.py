@@ -32,12 +32,14 @@ _LAST_WORDS_S = 2.0
 class Result:
     """How a program ended on a cluster, and what its messages cost.
 
-    ``returncode`` is 124 if it did not end in time. ``links`` holds, for each host, what its link carried meanwhile.
+    ``returncode`` is 124 if it did not end in time. ``links`` holds, for each host, what its link carried meanwhile;
+    ``lost`` are the hosts that went down meanwhile.
     """
 
     returncode: int
     seconds: float
     links: dict[str, Link] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
     stdout: str = ""
     stderr: str = ""
 
@@ -59,7 +61,7 @@ def run(cluster: Cluster, command: Sequence[str], env: Mapping[str, str], *, hos
     with contextlib.ExitStack() as stack:
         out, err = (stack.enter_context(tempfile.TemporaryFile()) if capture else None for _ in range(2))
         errors = subprocess.PIPE if quiet and not capture else err
-        before, since = cluster.links(), time.monotonic()
+        up, before, since = _up(cluster), cluster.links(), time.monotonic()
         process = subprocess.Popen(whole, env=marked, stdin=subprocess.DEVNULL if capture else None, stdout=out, stderr=errors)
         copied = noise.copy(process.stderr, sys.stderr.fileno()) if process.stderr else None
         try:
@@ -71,7 +73,12 @@ def run(cluster: Cluster, command: Sequence[str], env: Mapping[str, str], *, hos
             if copied:
                 copied.join(_LAST_WORDS_S)
         moved = {name: after[name].since(before[name]) for name in after}
-        return Result(code, seconds, moved, _text(out), _text(err))
+        lost = tuple(name for name in up if name not in _up(cluster))
+        return Result(code, seconds, moved, lost, _text(out), _text(err))
+
+
+def _up(cluster: Cluster) -> list[str]:
+    return [name for name in cluster.plan.names if cluster.is_up(name)]
 
 
 def _code(process: subprocess.Popen[bytes], timeout_s: float | None) -> int:

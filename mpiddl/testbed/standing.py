@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mpiddl.errors import UsageError
 from mpiddl.testbed.cluster import Cluster, keeper_command, keeper_env
 from mpiddl.testbed.plan import Plan
 from mpiddl.testbed.rights import TestbedError, unshare_command
@@ -29,6 +30,8 @@ def bring_up(plan: Plan, name: str = "", env: Mapping[str, str] = os.environ) ->
 
     It ends when the process's ``stdin`` is closed, so at the latest with us; one with a name stands until it is ended.
     """
+    if name:
+        check_name(name)
     if name and find(name):
         raise TestbedError(f"testbed: {words(name)} is up already; `mpiddl testbed down{option(name)}` takes it down")
     # In a session of its own: Ctrl-C at the terminal is for the program, and for us.
@@ -81,7 +84,7 @@ def _children(pid: int) -> list[int]:
 
 def find(name: str) -> Cluster | None:
     """The cluster of that name that this user has up."""
-    wanted = "\0".join([*keeper_command()[1:], name, ""]).encode()
+    wanted = os.fsencode("\0".join([*keeper_command()[1:], name, ""]))
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             inside = os.readlink(folder / "ns/pid") != os.readlink("/proc/self/ns/pid")
@@ -94,10 +97,17 @@ def find(name: str) -> Cluster | None:
 
 def standing(name: str) -> Cluster:
     """The cluster of that name; `TestbedError` if it is not up."""
+    check_name(name)
     found = find(name)
     if found is None:
         raise TestbedError(f"testbed: {words(name)} is not up; `mpiddl testbed up{option(name)} --hosts 4` brings it up")
     return found
+
+
+def check_name(name: str) -> None:
+    """`UsageError` for what cannot be a cluster's name: runs of their own have none."""
+    if not isinstance(name, str) or not name.isprintable() or not name:
+        raise UsageError(f"name: got {name!r}, wanted a word")
 
 
 def words(name: str) -> str:

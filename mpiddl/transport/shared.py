@@ -16,6 +16,10 @@ from mpiddl.transport.base import PATIENCE
 WHERE = "/dev/shm"  # both libraries keep their segments there
 
 
+MOST_WINDOWS = 1500
+"""MPICH has 2,048 contexts, of which each window takes one, and a segmentation fault instead of one more."""
+
+
 class SharedMemory:
     """One segment a rank, all of them open to every rank of the node.
 
@@ -43,7 +47,14 @@ class SharedMemory:
     Collective over ``comm``: an all-gather, the allocation and a barrier.
     """
 
+    live = 0
+    """Windows of this process."""
+
     def __init__(self, comm: Any, nbytes: int):
+        if SharedMemory.live >= MOST_WINDOWS:
+            raise CommError(f"shared memory: {SharedMemory.live} pieces are in use, which is as many as MPI libraries bear; "
+                            "Free() those (a TwoStep has two) that are not needed any more")
+        SharedMemory.live += 1
         self._comm, self._mpi, self.freed = comm, comm._mpi, False
         sizes = comm.allgather(int(nbytes))
         flags = ALIGNMENT + 8 * FLAGS * comm.size  # on cache lines of their own
@@ -72,6 +83,7 @@ class SharedMemory:
         """Collective; the segments must not be touched afterwards."""
         if not self.freed:
             self.freed = True
+            SharedMemory.live -= 1
             self.segments, self.barrier = [], ()
             self._window.Unlock_all()
             self._window.Free()
