@@ -39,6 +39,7 @@ def test_bytes_on_the_links(layout):
     size = sum(ranks) if isinstance(ranks, tuple) else hosts * ranks
     nbytes = 4 * SIZE
     two_step, ring = 2 * (hosts - 1) / hosts * nbytes, 2 * (size - 1) / size * nbytes
-    for name, bound in {"two-step": two_step, "two-step-leader": two_step, "in place": two_step,
-                        "in place, leader": two_step, "ring": ring}.items():
+    bounds = {"two-step": two_step, "two-step-leader": two_step, "in place": two_step, "in place, leader": two_step}
+    bounds |= {"ring": ring, "reduce-scatter": ring / 2, "allgather": ring / 2, "broadcast": nbytes}
+    for name, bound in bounds.items():
         assert 0.999 * bound < found["links"][name] < MOST * bound, (name, found["links"][name] / bound)

@@ -6,6 +6,8 @@ Source: the second half of Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mpiddl.collectives.base import Steps, block_bounds
@@ -14,18 +16,20 @@ from mpiddl.collectives.wire import Wire
 
 
 def allgather_ring(wire: Wire, block: np.ndarray | None, result: np.ndarray, *, tag: int | None = None,
-                   **options: int) -> Steps:
-    """``result`` becomes all ranks' blocks (`base.block_bounds`) in rank order; ``block`` None: it is in its place already.
+                   order: Sequence[int] | None = None, **options: int) -> Steps:
+    """``result`` becomes all ranks' blocks (`base.block_bounds`); ``block`` None: it is in its place already.
 
-    ``tag``: one drawn before, by a collective of which this is a later part.
+    ``tag``: one drawn before, by a collective of which this is a later part. ``order``: which block is each rank's, if
+    the wire's ranks stand in another order than the blocks.
     """
     comm = wire.comm
-    begin, end = block_bounds(result.size, comm.size, comm.rank)
+    ring = Ring(comm, result.size, result.itemsize, order=order, **options)
+    begin, end = block_bounds(result.size, comm.size, ring.order[comm.rank])
     if block is not None:
         result[begin:end] = block
     if comm.size == 1:
         return
-    ring, tag = Ring(comm, result.size, result.itemsize, **options), wire.tag() if tag is None else tag
+    tag = wire.tag() if tag is None else tag
 
     def there(turn: int, segment: int, part: Part) -> np.ndarray:
         return result[slice(*part)]

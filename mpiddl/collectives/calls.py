@@ -165,8 +165,8 @@ def ireduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op 
         _check_block(comm, "recvbuf", block, source)
     if checked:
         check_alike(comm, "reduce_scatter", size=source.size, dtype=source.dtype, op=op.name)
-    way = wire(comm)
-    return run(comm, (way.comm,), reduce_scatter_ring(way, source, block, op), blocking)
+    way, order = _round_nodes(comm), neighbours(comm).topology.ring
+    return run(comm, (way.comm,), reduce_scatter_ring(way, source, block, op, order=order), blocking)
 
 
 def reduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op = SUM, *, checked: bool = False) -> None:
@@ -191,8 +191,8 @@ def iallgather(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: 
         _check_block(comm, "sendbuf", block, result)
     if checked:
         check_alike(comm, "allgather", size=result.size, dtype=result.dtype)
-    way = wire(comm)
-    return run(comm, (way.comm,), allgather_ring(way, block, result), blocking)
+    way, order = _round_nodes(comm), neighbours(comm).topology.ring
+    return run(comm, (way.comm,), allgather_ring(way, block, result, order=order), blocking)
 
 
 def allgather(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: bool = False) -> None:

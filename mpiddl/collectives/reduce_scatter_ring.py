@@ -6,6 +6,8 @@ Source: the first half of Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mpiddl.collectives.base import COMBINE, Steps
@@ -14,12 +16,16 @@ from mpiddl.collectives.wire import Wire
 from mpiddl.transport.base import Op
 
 
-def reduce_scatter_ring(wire: Wire, source: np.ndarray, block: np.ndarray, op: Op, **options: int) -> Steps:
-    """``block`` becomes this rank's block (`base.block_bounds`) of the reduction of all ranks' ``source``."""
+def reduce_scatter_ring(wire: Wire, source: np.ndarray, block: np.ndarray, op: Op, *,
+                        order: Sequence[int] | None = None, **options: int) -> Steps:
+    """``block`` becomes this rank's block (`base.block_bounds`) of the reduction of all ranks' ``source``.
+
+    ``order``: which block is each rank's, if the wire's ranks stand in another order than the blocks.
+    """
     if wire.comm.size == 1:
         block[...] = source
         return
-    ring, tag, combine = Ring(wire.comm, source.size, source.itemsize, **options), wire.tag(), COMBINE[op]
+    ring, tag, combine = Ring(wire.comm, source.size, source.itemsize, order=order, **options), wire.tag(), COMBINE[op]
     width = ring.segments * ring.slot
     with wire.scratch(3 * width, source.dtype) as scratch:
 

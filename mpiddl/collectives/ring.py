@@ -12,7 +12,7 @@ doi:10.1016/j.jpdc.2008.09.002. Ours: segments that run ahead of rounds, and con
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,13 @@ class Ring:
         Bytes of one.
     segment_bytes : int
         Size of a segment.
+    order : sequence of int, optional
+        Which block of the array each rank's chunk is; by default in the order of the ring.
     """
 
-    def __init__(self, comm: Any, n: int, itemsize: int, segment_bytes: int = SEGMENT_BYTES):
-        self.comm, self.n = comm, n
+    def __init__(self, comm: Any, n: int, itemsize: int, segment_bytes: int = SEGMENT_BYTES,
+                 order: Sequence[int] | None = None):
+        self.comm, self.n, self.order = comm, n, order or range(comm.size)
         most = min(max(1, segment_bytes // itemsize), LARGEST)
         self.segments = max(1, ceil_div(ceil_div(n, comm.size), most))
 
@@ -55,7 +58,7 @@ class Ring:
 
     def part(self, chunk: int, segment: int) -> Part:
         """Begin and end of a segment of a chunk; empty where the chunk is shorter than others."""
-        begin, end = block_bounds(self.n, self.comm.size, chunk % self.comm.size)
+        begin, end = block_bounds(self.n, self.comm.size, self.order[chunk % self.comm.size])
         first, last = block_bounds(end - begin, self.segments, segment)
         return begin + first, begin + last
 

@@ -1,4 +1,4 @@
-"""Every all-reduce over the hosts of a testbed: are the sums right, and what did each link carry? Rank 0 prints JSON."""
+"""The collectives over the hosts of a testbed: are the results right, and what did each link carry? Rank 0 prints JSON."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ import sys
 import numpy as np
 
 from mpiddl.collectives import TwoStep, calls
+from mpiddl.collectives.base import block_bounds
 from mpiddl.testbed import link_bytes
 from mpiddl.topology import neighbours
 from mpiddl.transport.mpi import connect
@@ -23,8 +24,27 @@ def in_place(leader):
     return lambda total: np.copyto(total, reduction())
 
 
+def scattered(total):
+    begin, end = block_bounds(SIZE, comm.size, comm.rank)
+    block = np.zeros(end - begin, np.float32)
+    calls.reduce_scatter(comm, mine, block)
+    total[:] = wanted
+    total[begin:end] = block
+
+
+def gathered(total):
+    begin, end = block_bounds(SIZE, comm.size, comm.rank)
+    calls.allgather(comm, wanted[begin:end].copy(), total)
+
+
+def broadcast(total):
+    total[:] = wanted if comm.rank == comm.size - 1 else 0
+    calls.broadcast(comm, total, comm.size - 1)
+
+
 ways = {name: lambda total, name=name: calls.allreduce(comm, mine, total, algorithm=name) for name in calls.ALLREDUCE}
 ways |= {"in place": in_place(False), "in place, leader": in_place(True)}
+ways |= {"reduce-scatter": scattered, "allgather": gathered, "broadcast": broadcast}
 found = {"topology": str(neighbours(comm).topology), "links": {}}
 for name, way in ways.items():
     total = np.zeros_like(mine)
