@@ -7,6 +7,7 @@ Source: the second half of Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from mpiddl.collectives.wire import Wire
 
 
 def allgather_ring(wire: Wire, block: np.ndarray | None, result: np.ndarray, *, tag: int | None = None,
-                   order: Sequence[int] | None = None, **options: int) -> Steps:
+                   order: Sequence[int] | None = None, **options: Any) -> Steps:
     """``result`` becomes all ranks' blocks (`base.block_bounds`); ``block`` None: it is in its place already.
 
     ``tag``: one drawn before, by a collective of which this is a later part. ``order``: which block is each rank's, if

@@ -7,6 +7,8 @@ Source: Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002, theorem 1 and sec
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mpiddl.collectives.base import COMBINE, Own, Steps
@@ -15,7 +17,7 @@ from mpiddl.collectives.wire import Wire
 from mpiddl.transport.base import Op
 
 
-def allreduce_ring(wire: Wire, source: np.ndarray, result: np.ndarray, op: Op, **options: int) -> Steps:
+def allreduce_ring(wire: Wire, source: np.ndarray, result: np.ndarray, op: Op, **options: Any) -> Steps:
     """``result`` becomes the reduction of all ranks' ``source``, which may be ``result`` itself."""
     if wire.comm.size == 1:
         if source is not result:
@@ -24,7 +26,7 @@ def allreduce_ring(wire: Wire, source: np.ndarray, result: np.ndarray, op: Op, *
     return reduce_round(wire, lambda begin, end: source[begin:end], result, op, **options)
 
 
-def reduce_round(wire: Wire, own: Own, result: np.ndarray, op: Op, **options: int) -> Steps:
+def reduce_round(wire: Wire, own: Own, result: np.ndarray, op: Op, **options: Any) -> Steps:
     """The same of contributions made when they are needed: ``own(begin, end)`` is called once for each segment."""
     ring, tag, combine = Ring(wire.comm, result.size, result.itemsize, **options), wire.tag(), COMBINE[op]
     with wire.scratch(ring.segments * ring.slot, result.dtype) as scratch:

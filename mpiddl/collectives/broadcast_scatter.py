@@ -7,6 +7,8 @@ Source: van de Geijn's algorithm, in Thakur, Rabenseifner & Gropp 2005, doi:10.1
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mpiddl.collectives.allgather_ring import allgather_ring
@@ -14,7 +16,7 @@ from mpiddl.collectives.base import LARGEST, Steps, block_bounds, pieces
 from mpiddl.collectives.wire import Wire
 
 
-def broadcast_scatter(wire: Wire, buf: np.ndarray, root: int, *, largest: int = LARGEST, **options: int) -> Steps:
+def broadcast_scatter(wire: Wire, buf: np.ndarray, root: int, *, largest: int = LARGEST, **options: Any) -> Steps:
     """Every rank's ``buf`` becomes the root's."""
     comm, tag, then = wire.comm, wire.tag(), wire.tag()  # both before anything is waited for, when all ranks' counts agree
     blocks = [buf[slice(*block_bounds(buf.size, comm.size, rank))] for rank in range(comm.size)]

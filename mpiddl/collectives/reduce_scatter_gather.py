@@ -7,6 +7,8 @@ with a ring for the recursive halving, which takes any P and keeps both directio
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mpiddl.collectives.base import LARGEST, Steps, block_bounds, pieces
@@ -16,7 +18,7 @@ from mpiddl.transport.base import Op
 
 
 def reduce_scatter_gather(wire: Wire, source: np.ndarray, result: np.ndarray | None, op: Op, root: int, *,
-                          largest: int = LARGEST, **options: int) -> Steps:
+                          largest: int = LARGEST, **options: Any) -> Steps:
     """The root's ``result`` becomes the reduction of all ranks' ``source``; other ranks' ``result`` is not looked at."""
     comm, tag = wire.comm, wire.tag()  # drawn before anything is waited for, when all ranks' counts agree
     bounds = [block_bounds(source.size, comm.size, rank) for rank in range(comm.size)]

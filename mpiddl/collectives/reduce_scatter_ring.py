@@ -7,6 +7,7 @@ Source: the first half of Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from mpiddl.transport.base import Op
 
 
 def reduce_scatter_ring(wire: Wire, source: np.ndarray, block: np.ndarray, op: Op, *,
-                        order: Sequence[int] | None = None, **options: int) -> Steps:
+                        order: Sequence[int] | None = None, **options: Any) -> Steps:
     """``block`` becomes this rank's block (`base.block_bounds`) of the reduction of all ranks' ``source``.
 
     ``order``: which block is each rank's, if the wire's ranks stand in another order than the blocks.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mpiddl.errors import UsageError
 
@@ -113,7 +114,7 @@ def slots(hosts: int, ranks_per_host: int | Sequence[int]) -> list[int]:
     >>> slots(3, 2), slots(3, (2, 1, 1))
     ([2, 2, 2], [2, 1, 1])
     """
-    each = list(ranks_per_host) if isinstance(ranks_per_host, (list, tuple)) else [ranks_per_host] * hosts
+    each: list[Any] = list(ranks_per_host) if isinstance(ranks_per_host, (list, tuple)) else [ranks_per_host] * hosts
     if not all(isinstance(count, int) and not isinstance(count, bool) for count in each):
         raise UsageError(f"ranks per host: got {ranks_per_host!r}, wanted whole numbers")
     if len(each) == 1:
