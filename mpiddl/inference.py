@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from mpiddl.layout import Layout, block
 from mpiddl.prediction import Trained, load
 from mpiddl.request import search_path
 from mpiddl.transport.agree import agreed
-from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.mpi import connected
 
 CHUNK = 4096  # rows a rank holds at once: 12 MiB of CIFAR-10 in float32
 
@@ -37,7 +35,7 @@ def evaluate_run(run: Path, data: str | None = None, comm: Any = None) -> dict[s
     -------------
     Collective: one short all-gather and one all-reduce of 32 bytes.
     """
-    with _connected(comm) as link:
+    with connected(comm, os.environ) as link:
         with agreed(link):
             trained = load(run)
             found = _open(trained, data)
@@ -67,7 +65,7 @@ def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any
     Collective: three short all-gathers.
     """
     aside = output.with_name(f".writing-{output.name}") if output.name else output
-    with _connected(comm) as link:
+    with connected(comm, os.environ) as link:
         with agreed(link):
             if output.is_dir() or not output.name:
                 raise UsageError(f"output: got the folder {output}, wanted the name of a .npy file to write")
@@ -155,11 +153,3 @@ def _fill(path: Path, trained: Trained, inputs: _Inputs, part: range, pick: bool
         found = trained.predict(inputs.chunk(rows))
         target[rows.start : rows.stop] = found.argmax(axis=1) if pick else found
     target.flush()
-
-
-@contextmanager
-def _connected(comm: Any) -> Iterator[Any]:
-    link = connect(comm, os.environ if comm is None else None)
-    with failing_together(link):
-        yield link
-    link.Free()

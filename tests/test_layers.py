@@ -14,7 +14,7 @@ LAYERS = """
 __main__
 cli
 bench
-training inference doctor
+training inference decomposition doctor
 session watch probes
 request
 prediction loop evaluation

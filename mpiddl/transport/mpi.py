@@ -83,6 +83,15 @@ def failing_together(link: Any) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def connected(comm: Any, env: Any) -> Iterator[Any]:
+    """`connect` for the length of a block, which ranks leave together; ``env`` counts if ``comm`` is None."""
+    link = connect(comm, env if comm is None else None)
+    with failing_together(link):
+        yield link
+    link.Free()
+
+
 class MpiComm:
     """An mpi4py communicator that counts bytes and seconds. It owns ``raw`` and frees it.
 

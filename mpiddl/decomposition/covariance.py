@@ -1,0 +1,115 @@
+"""The matrix whose leading eigenvectors are wanted, C = sum of s (x - mean) (x - mean)^T / sum of s, over all ranks' rows.
+
+It is never formed: `Covariance.apply` is one pass over the rows and one all-reduce. The first pass also finds the mean, so that
+centring costs no pass of its own: for y = x W - m W with any origin m,
+
+    sum of s (x - mean) (x - mean)^T W = sum of s x y^T - mean (sum of s y)^T
+
+because deviations from the mean add up to nothing. An origin near the mean keeps y small, and rounding with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiddl.collectives import allreduce
+from mpiddl.decomposition.rows import DenseRows
+from mpiddl.transport.base import IN_PLACE
+
+
+@dataclass
+class Effort:
+    """What a solver spent: passes over the rows (of all ranks), rounds of communication."""
+
+    passes: float = 0.0
+    rounds: int = 0
+
+
+class Covariance:
+    """The covariance of rows that are spread over ranks; without ``center``, their second moments X^T X / n.
+
+    Attributes
+    ----------
+    mean : ndarray, shape (d,), float64
+        Of the rows, complete after the first `apply` or after `measure`.
+    variances : ndarray, shape (d,), float64
+        Of the columns, likewise, whether or not C is centred.
+    total : float
+        Sum of all weights; without weights, the number of rows.
+    """
+
+    def __init__(self, comm: Any, rows: DenseRows, origin: np.ndarray, center: bool = True, effort: Effort | None = None):
+        self.comm, self.rows, self.center = comm, rows, center
+        self.effort = effort or Effort()
+        self._origin = origin if center else np.zeros(rows.d)
+        self.mean, self.variances = np.zeros(rows.d), np.zeros(rows.d)
+        self.total = 0.0
+
+    def apply(self, w: np.ndarray) -> np.ndarray:
+        """C W for W of shape (d, k), float64.
+
+        Communication
+        -------------
+        Collective: one all-reduce of d k + k numbers in float64, 2 d + 1 more at the first time.
+        """
+        d, k = w.shape
+        first = self.total == 0.0
+        found = self.rows.sums(w, self._origin, moments=first)
+        message = np.empty(d * k + k + (2 * d + 1 if first else 0))
+        message[: d * k] = found.product.reshape(-1)
+        message[d * k : d * k + k] = found.shifts
+        if first:
+            message[d * k + k : -1] = found.moments.reshape(-1)
+            message[-1] = self.rows.total
+        allreduce(self.comm, IN_PLACE, message)
+        self.effort.passes += 1
+        self.effort.rounds += 1
+        if first:
+            self._take_moments(message[d * k + k : -1].reshape(2, d), message[-1])
+        product = message[: d * k].reshape(d, k)
+        if self.center:
+            product -= np.outer(self.mean, message[d * k : d * k + k])
+        product /= self.total
+        return product
+
+    def measure(self) -> None:
+        """Mean, variance and total by a pass of their own, where `apply` will not be called.
+
+        Communication
+        -------------
+        Collective: one all-reduce of 2 d + 1 numbers.
+        """
+        found = self.rows.sums(np.zeros((self.rows.d, 1)), self._origin, moments=True)
+        message = np.append(found.moments.reshape(-1), self.rows.total)
+        allreduce(self.comm, IN_PLACE, message)
+        self.effort.rounds += 1
+        self._take_moments(message[:-1].reshape(2, -1), message[-1])
+
+    def moved(self, x: np.ndarray, weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Rows less the mean, times the roots of their weights (empty: ones), in ``dtype``."""
+        moved = np.subtract(x, self.mean.astype(dtype), dtype=dtype) if self.center else x.astype(dtype, copy=False)
+        return moved * np.sqrt(weights, dtype=dtype)[:, None] if weights.size else moved
+
+    def _take_moments(self, moments: np.ndarray, total: float) -> None:
+        if not np.isfinite(moments).all():
+            raise NotFinite
+        self.total = total
+        if total <= 0:
+            return
+        first, second = moments / total
+        self.mean = self._origin + first
+        self.variances = np.maximum(second - first**2, 0.0)
+        if self.center:
+            self._origin = self.mean
+
+    @property
+    def trace(self) -> float:
+        """Of C."""
+        return float(self.variances.sum() + (0.0 if self.center else (self.mean**2).sum()))
+
+
+class NotFinite(Exception):
+    """Some rank has rows that are not finite; raised on all of them."""

@@ -1,0 +1,203 @@
+"""What `PCA` and `TruncatedSVD` share: from arrays of all ranks to a `Result`, and scikit-learn's conventions on the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from mpiddl.decomposition.covariance import NotFinite
+from mpiddl.decomposition.rows import DenseRows
+from mpiddl.decomposition.solve import SOLVERS, Result, solve
+from mpiddl.decomposition.variance_reduced import Settings
+from mpiddl.errors import ConvergenceError, DataError, UsageError
+from mpiddl.transport.agree import agreed, check_equal
+from mpiddl.transport.mpi import connected
+from mpiddl.warming import limited_threads
+
+GRAM_MOST = 2048
+"""Columns (or rows) up to which a wanted share of variance is answered from the whole spectrum."""
+
+
+class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """A decomposition with scikit-learn's face; ``comm`` is passed on by `clone`, and left out of a pickle."""
+
+    _center = True
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Find the components of all ranks' rows; collective.
+
+        Parameters
+        ----------
+        X : array-like, shape (n of this rank, d)
+            float32 and float64 are taken as they are. A rank may have no rows.
+        y : ignored
+        sample_weight : array-like, shape (n of this rank,), optional
+            How often each row counts; 0 leaves it out.
+
+        Raises
+        ------
+        ValueError
+            As scikit-learn, on every rank; with several, the message says on which rank it was found.
+        ConvergenceError
+            On every rank: ``tol`` was not met. The estimator then holds the best result so far.
+        """
+        with connected(self.comm, os.environ) as link:
+            with _alike(link):
+                self._check_settings()
+                x, weights = self._own_rows(X, sample_weight, link.size)
+            check_equal(link, "X", {"columns": x.shape[1], "dtype": str(x.dtype), "sample_weight": weights is not None})
+            self._check_names(link)
+            seed = link.bcast(check_random_state(self.random_state).randint(2**31 - 1) if link.rank == 0 else None)
+            with limited_threads(link, self.threads, os.environ) as (threads, _):
+                rows = DenseRows(x, weights, threads)
+                try:
+                    result = self._solve(link, rows, seed)
+                except NotFinite:
+                    with _alike(link):
+                        _find_bad(x, weights, link)
+                    raise
+                except ConvergenceError as error:
+                    self._take(error.best, x.dtype)
+                    raise
+        self._take(result, x.dtype)
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Scores of rows, shape (n, n_components_), in the dtype of ``X``. Local."""
+        check_is_fitted(self)
+        x = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        return self._scores(x)
+
+    def inverse_transform(self, X: Any) -> np.ndarray:
+        """Rows from scores (n, n_components_): the nearest to the original ones that the components span. Local."""
+        check_is_fitted(self)
+        scores = check_array(X, dtype=[np.float64, np.float32], input_name="X")
+        if scores.shape[1] != self.n_components_:
+            raise ValueError(f"X: got {scores.shape[1]} columns of scores, wanted {self.n_components_}")
+        return self._rows_from(scores)
+
+    def __sklearn_clone__(self) -> Any:
+        comm, self.comm = self.comm, None
+        try:
+            # The default clone copies parameters deeply, which a communicator does not bear.
+            copy = BaseEstimator.__sklearn_clone__(self)
+        finally:
+            self.comm = comm
+        return copy.set_params(comm=comm)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "comm": None}
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_components_
+
+    def _check_settings(self) -> None:
+        if self.solver not in SOLVERS:
+            raise UsageError(f"solver: got {self.solver!r}, wanted one of {', '.join(SOLVERS)}")
+        if not _is_number(self.tol) or not 0 <= self.tol < 1:
+            raise UsageError(f"tol: got {self.tol!r}, wanted a number from 0 to 1")
+        if not _is_number(self.max_passes) or not self.max_passes > 0:
+            raise UsageError(f"max_passes: got {self.max_passes!r}, wanted a number above 0")
+        if isinstance(self.threads, bool) or not isinstance(self.threads, Integral) or self.threads < 0:
+            raise UsageError(f"threads: got {self.threads!r}, wanted a whole number from 0")
+        self._settings().check()
+
+    def _settings(self) -> Settings:
+        return Settings(self.vr_fraction, self.batch_size, self.step_size, self.sync_every, self.sync_delay)
+
+    def _own_rows(self, X: Any, sample_weight: Any, ranks: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """This rank's rows, C-contiguous, not looked at one by one, and their weights."""
+        least = {"ensure_min_samples": 1 if ranks == 1 else 0}
+        x = validate_data(self, X, dtype=[np.float64, np.float32], order="C", ensure_all_finite=False, **least)
+        if sample_weight is None:
+            return x, None
+        weights = check_array(sample_weight, dtype=x.dtype, ensure_2d=False, input_name="sample_weight", **least)
+        if weights.shape != (len(x),):
+            raise ValueError(f"sample_weight: got shape {weights.shape}, wanted ({len(x)},), one for each row")
+        if (weights < 0).any():
+            raise ValueError("sample_weight: got negative weights, wanted 0 or more")
+        return (x, weights) if weights.all() else (x[weights > 0], weights[weights > 0])  # as if they were not there
+
+    def _check_names(self, link: Any) -> None:
+        names = getattr(self, "feature_names_in_", None)
+        check_equal(link, "X", {"feature names": None if names is None else list(names)})
+
+    def _solve(self, link: Any, rows: DenseRows, seed: int) -> Result:
+        """As many components as are wanted."""
+        n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
+        if not total:
+            raise UsageError("sample_weight: got zero weights only, wanted some above zero" if rows.weights.size or not n
+                             else "X: got no rows on any rank")
+        least = min(n, rows.d)
+        wanted = self._wanted(n, rows.d)
+        settings = {"solver": self.solver, "tol": self.tol, "center": self._center, "seed": seed, "vr": self._settings(),
+                    "most_passes": self.max_passes}  # fmt: skip
+        if isinstance(wanted, int):
+            return solve(link, rows, wanted, **settings)
+        k = least if least <= GRAM_MOST or self.solver == "gram" else 16
+        while True:
+            result = solve(link, rows, k, **settings)
+            total = result.variances.sum()
+            enough = int(np.searchsorted(np.cumsum(result.values), wanted * total, side="right")) + 1
+            if enough <= k or k == least:
+                return result.first(min(enough, k))
+            k = min(2 * k, least)
+
+    def _take(self, result: Result, dtype: np.dtype) -> None:
+        """scikit-learn's attributes from a result."""
+        raise NotImplementedError
+
+    def _remember(self, result: Result, dtype: np.dtype) -> None:
+        """The attributes that both estimators have."""
+        self.components_ = result.components.astype(dtype)
+        self.singular_values_ = np.sqrt(result.values * result.total).astype(dtype)
+        self.n_components_, self.n_samples_ = len(result.values), result.n
+        self.solver_, self.why_ = result.choice
+        self.n_passes_, self.n_rounds_ = result.effort.passes, result.effort.rounds
+        self.history_ = result.history
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+@contextmanager
+def _alike(link: Any) -> Iterator[None]:
+    """What scikit-learn's checks raise on one rank is raised on all, and says where it was found; alone, as it is."""
+    if link.size == 1:
+        yield
+        return
+    with agreed(link):
+        try:
+            yield
+        except (UsageError, DataError):
+            raise
+        except (ValueError, TypeError) as error:
+            raise DataError(str(error)) from error
+
+
+def _find_bad(x: np.ndarray, weights: np.ndarray | None, link: Any) -> None:
+    """Say where the first entry is that is not finite, in words that begin as scikit-learn's."""
+    for name, values in (("X", x), ("sample_weight", weights)):
+        if values is None:
+            continue
+        for begin in range(0, len(values), 4096):
+            rows = np.argwhere(~np.isfinite(values[begin : begin + 4096]))
+            if len(rows):
+                value = values[begin : begin + 4096][tuple(rows[0])]
+                what = "NaN" if np.isnan(value) else "infinity"
+                where = f"row {begin + rows[0][0]}" + (f", column {rows[0][1]}" if values.ndim == 2 else "")
+                raise ValueError(f"Input {name} contains {what}: {where} of rank {link.rank}")
+    if link.size == 1:
+        raise ValueError("Input X contains values too large to be squared: their variance is infinity")
+
+

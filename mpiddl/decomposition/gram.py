@@ -1,0 +1,96 @@
+"""The direct way: form C, or for fewer rows than columns the products of the rows, and take its eigenvectors.
+
+    d <= n:  C = X^T X / n,  C v = lambda v                          n d^2 operations, one all-reduce of d (d + 1) / 2 numbers
+    n < d:   K = X X^T / n,  K u = lambda u,  v = X^T u / ||X^T u||    n^2 d operations, rows gathered by blocks of columns
+
+Exact to the rounding of C: a component with less than 1e-16 of the largest variance is lost. Blocks are multiplied in float32
+where that is asked for, which doubles the speed and leaves 1e-9 of explained variance; sums are float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.linalg import eigh
+
+from mpiddl.collectives import allreduce
+from mpiddl.decomposition.covariance import Covariance
+from mpiddl.decomposition.davidson import Ritz
+from mpiddl.transport.base import IN_PLACE
+
+ROWS_AT_ONCE = 2048
+COLUMNS_AT_ONCE = 4096
+
+
+def gram(comm: Any, covariance: Covariance, n: int, k: int, dtype: np.dtype) -> Ritz:
+    """The ``k`` leading eigenpairs of C, with zeros as residuals; ``n`` rows on all ranks together, multiplied in ``dtype``.
+
+    Communication
+    -------------
+    Collective: as above, and a broadcast of the eigenpairs.
+    """
+    values, vectors = _columns(comm, covariance, k, dtype) if covariance.rows.d <= n else _rows(comm, covariance, k)
+    covariance.effort.passes += 1
+    return Ritz(np.maximum(values, 0.0), vectors, np.zeros_like(vectors))
+
+
+def _columns(comm: Any, covariance: Covariance, k: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """From C, (d, d)."""
+    rows, d = covariance.rows, covariance.rows.d
+    products = np.zeros((d, d))
+    for x, weights in rows.blocks(ROWS_AT_ONCE):
+        moved = covariance.moved(x, weights, dtype)
+        products += moved.T @ moved
+    upper = np.triu_indices(d)
+    packed = products[upper]
+    allreduce(comm, IN_PLACE, packed)
+    covariance.effort.rounds += 1
+    products[upper] = packed / covariance.total
+    if comm.rank == 0:
+        result = _leading(products, k)
+    return comm.bcast(result if comm.rank == 0 else None)
+
+
+def _rows(comm: Any, covariance: Covariance, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """From K, (n, n)."""
+    rows = covariance.rows
+    counts = comm.allgather(rows.n)
+    begin, n = sum(counts[: comm.rank]), sum(counts)
+    products = np.zeros((n, n))
+    moved = [covariance.moved(x, weights, np.dtype(np.float64)) for x, weights in rows.blocks(ROWS_AT_ONCE)]
+    mine = np.concatenate([np.zeros((0, rows.d)), *moved])
+    for left in range(0, rows.d, COLUMNS_AT_ONCE):
+        part = np.ascontiguousarray(mine[:, left : left + COLUMNS_AT_ONCE])
+        whole = np.concatenate(comm.allgather(part))
+        products[begin : begin + rows.n] += part @ whole.T
+        covariance.effort.rounds += 1
+    allreduce(comm, IN_PLACE, products)
+    values, left_vectors = comm.bcast(_leading(products / covariance.total, k, lower=True) if comm.rank == 0 else None)
+    vectors = mine.T @ left_vectors[begin : begin + rows.n]
+    allreduce(comm, IN_PLACE, vectors)
+    covariance.effort.rounds += 2
+    sizes = np.linalg.norm(vectors, axis=0)
+    return values, complete(vectors, sizes > 1e-7 * sizes.max(initial=0.0))
+
+
+def _leading(products: np.ndarray, k: int, lower: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """The ``k`` largest eigenvalues of a symmetric matrix, of which one triangle counts, and their vectors."""
+    n = len(products)
+    values, vectors = eigh(products, lower=lower, subset_by_index=[n - k, n - 1] if k < n else None)
+    return values[::-1].copy(), vectors[:, ::-1].copy()
+
+
+def complete(vectors: np.ndarray, sound: np.ndarray) -> np.ndarray:
+    """Orthonormal columns; those that are not ``sound`` are replaced by some that are orthogonal to the others."""
+    basis = np.linalg.qr(vectors[:, sound])[0]
+    basis *= np.where(np.einsum("ij,ij->j", basis, vectors[:, sound]) < 0, -1.0, 1.0)
+    missing = int((~sound).sum())
+    result = np.empty_like(vectors)
+    result[:, sound] = basis
+    if missing:
+        random = np.random.default_rng(0).standard_normal((len(vectors), missing))
+        for _ in range(2):
+            random -= basis @ (basis.T @ random)
+        result[:, ~sound] = np.linalg.qr(random)[0]
+    return result

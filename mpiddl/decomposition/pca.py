@@ -1,0 +1,138 @@
+"""Principal component analysis with scikit-learn's face, over rows that are spread over ranks."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from mpiddl.decomposition.estimator import Estimator
+from mpiddl.decomposition.solve import Result
+from mpiddl.errors import UsageError
+
+
+class PCA(Estimator):
+    """Principal component analysis of the rows of all ranks of a communicator, or of one rank's.
+
+    Every rank calls `fit` with its own rows, any number of them, and gets the same components. `transform` and all else
+    is local. Attributes, scaling and signs are those of `sklearn.decomposition.PCA`, whose place it can take in a
+    `Pipeline`.
+
+    Parameters
+    ----------
+    n_components : int, float in (0, 1) or None
+        How many; a float: as many as explain that part of the variance; None: min(n, d) of all rows.
+    whiten : bool
+        Divide scores by their deviations.
+    solver : {"auto", "gram", "subsample", "vr", "krylov"}
+        docs/decomposition.md says which is for what; the choice of ``auto`` and the reason are ``solver_`` and ``why_``.
+    tol : float
+        Stop when the explained variance that is still missed is estimated to be at most this part of it.
+    random_state : int, RandomState or None
+        What rank 0 gives counts.
+    comm : Comm, mpi4py communicator or None
+        The ranks; None: all of the program (COMM_WORLD). Each `fit` works on a duplicate. A clone shares it, a pickle
+        leaves it out: what is loaded has None.
+    threads : int
+        Of this rank; 0: the cores of the node divided by its ranks, unless the environment sets a number.
+    vr_fraction, batch_size, step_size, sync_every, sync_delay
+        Of the solver ``vr``, as in `mpiddl.decomposition.Settings`.
+    max_passes : float
+        Over the data, after which `fit` gives up.
+
+    Attributes
+    ----------
+    components_ : ndarray, shape (n_components_, d)
+        Orthonormal rows, largest variance first; the largest entry of each is positive.
+    explained_variance_, explained_variance_ratio_, singular_values_ : ndarray, shape (n_components_,)
+    explained_variance_error_ : ndarray, shape (n_components_,)
+        What ``explained_variance_`` may miss, by estimate.
+    mean_ : ndarray, shape (d,)
+    noise_variance_ : float
+    n_components_, n_features_in_, n_samples_ : int
+        The rows are those of all ranks.
+    solver_, why_ : str
+    n_passes_, n_rounds_ : float, int
+        Passes over the data and rounds of communication.
+    history_ : list of Moment
+        After each pass: seconds, passes, rounds, estimated error, explained variance.
+
+    Communication
+    -------------
+    `fit`: collective; what a solver costs stands on top of its file. All else: none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpiddl.decomposition import PCA
+    >>> x = np.random.default_rng(0).standard_normal((500, 20)) * np.linspace(3, 1, 20)
+    >>> pca = PCA(n_components=2).fit(x)
+    >>> pca.transform(x).shape, pca.n_samples_
+    ((500, 2), 500)
+    """
+
+    def __init__(self, n_components: int | float | None = None, *, whiten: bool = False, solver: str = "auto",
+                 tol: float = 1e-8, random_state: Any = None, comm: Any = None, threads: int = 0, vr_fraction: float = 0.25,
+                 batch_size: int | None = None, step_size: float = 1.0, sync_every: int | None = None, sync_delay: int = 0,
+                 max_passes: float = 200):
+        self.n_components = n_components
+        self.whiten = whiten
+        self.solver = solver
+        self.tol = tol
+        self.random_state = random_state
+        self.comm = comm
+        self.threads = threads
+        self.vr_fraction = vr_fraction
+        self.batch_size = batch_size
+        self.step_size = step_size
+        self.sync_every = sync_every
+        self.sync_delay = sync_delay
+        self.max_passes = max_passes
+
+    def get_covariance(self) -> np.ndarray:
+        """The covariance of the probabilistic model: components, and noise in all other directions; shape (d, d)."""
+        excess = np.maximum(self.explained_variance_ - self.noise_variance_, 0.0)
+        covariance = (self.components_.T * excess) @ self.components_
+        covariance.flat[:: len(covariance) + 1] += self.noise_variance_
+        return covariance
+
+    def _wanted(self, n: int, d: int) -> int | float:
+        """Components wanted of ``n`` rows, or the share of variance."""
+        wanted, least = self.n_components, min(n, d)
+        if n < 2:
+            raise UsageError(f"n_samples={n}: a variance takes two rows at least, wanted more than 1 sample")
+        if wanted is None:
+            return least
+        if isinstance(wanted, Integral) and not isinstance(wanted, bool) and 1 <= wanted <= least:
+            return int(wanted)
+        if isinstance(wanted, (float, np.floating)) and 0 < wanted < 1:
+            return float(wanted)
+        raise UsageError(f"n_components={wanted!r} must be between 1 and min(n_samples, n_features)={least}, or a share of the "
+                         "variance between 0 and 1")
+
+    def _take(self, result: Result, dtype: np.dtype) -> None:
+        self._remember(result, dtype)
+        if result.total <= 1:
+            raise UsageError(f"sample_weight: got weights whose sum is {result.total:g}, wanted more than 1: they say how "
+                             "often rows count")
+        unbiased, k, least = result.total / (result.total - 1), len(result.values), min(result.n, self.n_features_in_)
+        variance = result.variances.sum() * unbiased
+        explained = result.values * unbiased
+        self.mean_ = result.mean.astype(dtype)
+        self.explained_variance_ = explained.astype(dtype)
+        self.explained_variance_error_ = (result.errors * unbiased).astype(dtype)
+        self.explained_variance_ratio_ = (explained / variance if variance > 0 else np.zeros(k)).astype(dtype)
+        self.noise_variance_ = float(max(variance - explained.sum(), 0.0) / (least - k)) if k < least else 0.0
+
+    def _scores(self, x: np.ndarray) -> np.ndarray:
+        scores = x @ self.components_.T - (self.mean_ @ self.components_.T)
+        return scores / self._deviations() if self.whiten else scores
+
+    def _rows_from(self, scores: np.ndarray) -> np.ndarray:
+        return (scores * self._deviations() if self.whiten else scores) @ self.components_ + self.mean_
+
+    def _deviations(self) -> np.ndarray:
+        """Of the scores; those of constant ones are as good as 0, and dividing by them must not give infinity."""
+        deviations = np.sqrt(self.explained_variance_)
+        return np.maximum(deviations, np.finfo(deviations.dtype).eps)

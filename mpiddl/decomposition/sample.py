@@ -1,0 +1,98 @@
+"""A sample of the rows of all ranks, on which solvers warm up for a fraction of a pass."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpiddl.collectives import allreduce
+from mpiddl.decomposition.covariance import Covariance, Effort, NotFinite
+from mpiddl.decomposition.davidson import Ritz, davidson, krylov
+from mpiddl.decomposition.rows import DenseRows
+from mpiddl.transport.base import IN_PLACE
+
+WARM_PASSES = 6
+"""Of block Lanczos on the sample: its leading Ritz vectors are then nearer to the sample's than those to the truth."""
+
+
+class Sample(NamedTuple):
+    """This rank's part of a sample, and the sample's mean on all ranks; ``share`` of all rows are in it."""
+
+    rows: DenseRows
+    mean: np.ndarray
+    share: float
+
+
+def draw(comm: Any, rows: DenseRows, most: int, seed: int, effort: Effort) -> Sample:
+    """About ``most`` rows drawn at random from all ranks, from each in proportion to what it has; all rows if they are fewer.
+
+    Communication
+    -------------
+    Collective: two all-reduces, of one and of d + 1 numbers.
+    """
+    count = np.array([rows.n])
+    allreduce(comm, IN_PLACE, count)
+    share = min(1.0, most / max(1, int(count[0])))
+    random = np.random.default_rng([seed, comm.rank, 1])
+    chosen = random.choice(rows.n, round(share * rows.n), replace=False, shuffle=False) if share < 1 else np.arange(rows.n)
+    taken = rows.take(np.sort(chosen))
+    message = np.append(taken.weighted_sum(), taken.total)
+    allreduce(comm, IN_PLACE, message)
+    effort.rounds += 2
+    if not np.isfinite(message).all():
+        raise NotFinite
+    return Sample(taken, message[:-1] / message[-1] if message[-1] > 0 else message[:-1], share)
+
+
+def covariance(comm: Any, sample: Sample, center: bool, effort: Effort) -> np.ndarray:
+    """The sample's covariance, shape (d, d), float32.
+
+    Communication
+    -------------
+    Collective: an all-reduce of d^2 + 1 numbers in float32.
+    """
+    rows, d = sample.rows, sample.rows.d
+    message = np.zeros(d * d + 1, np.float32)
+    origin = sample.mean if center else np.zeros(d)
+    products = message[: d * d].reshape(d, d)
+    for x, weights in rows.blocks(4096):
+        moved = (x - origin.astype(x.dtype)).astype(np.float32)
+        if weights.size:
+            moved *= np.sqrt(weights, dtype=np.float32)[:, None]
+        products += moved.T @ moved
+    message[-1] = rows.total
+    allreduce(comm, IN_PLACE, message)
+    effort.passes += sample.share
+    effort.rounds += 1
+    products /= message[-1]
+    return products
+
+
+def warm_start(comm: Any, sample: Sample, columns: int, center: bool, seed: int, effort: Effort) -> Ritz:
+    """Leading Ritz pairs of the sample, without forming its covariance: (d, ``columns``).
+
+    Communication
+    -------------
+    Collective: an all-reduce of d ``columns`` numbers for each of a few passes over the sample.
+    """
+    spent = Effort()
+    operator = Covariance(comm, sample.rows, sample.mean, center, spent)
+    result = _lanczos(comm, operator.apply, sample.rows.d, columns, seed)
+    effort.passes += spent.passes * sample.share
+    effort.rounds += spent.rounds
+    return result
+
+
+def warm_start_of(comm: Any, products: np.ndarray, columns: int, seed: int) -> Ritz:
+    """The same from the sample's covariance: no communication but the small one of `davidson`."""
+    def apply(w: np.ndarray) -> np.ndarray:
+        return (products @ w.astype(np.float32)).astype(np.float64)
+
+    return _lanczos(comm, apply, len(products), columns, seed)
+
+
+def _lanczos(comm: Any, apply: Any, d: int, columns: int, seed: int) -> Ritz:
+    start = np.random.default_rng([seed, 0]).standard_normal((d, columns))
+    passes = iter(range(1, WARM_PASSES))
+    return davidson(comm, apply, start, krylov, lambda ritz: next(passes, None) is None)

@@ -1,0 +1,172 @@
+"""The one way through all solvers: rows of all ranks in, leading components out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpiddl.clock import now
+from mpiddl.collectives import allreduce
+from mpiddl.decomposition.choice import Choice, choose, sample_rows
+from mpiddl.decomposition.covariance import Covariance, Effort
+from mpiddl.decomposition.davidson import Directions, Ritz, davidson, krylov
+from mpiddl.decomposition.estimates import at_rounding, missed_variance
+from mpiddl.decomposition.gram import gram
+from mpiddl.decomposition.rows import DenseRows
+from mpiddl.decomposition.sample import covariance, draw, warm_start, warm_start_of
+from mpiddl.decomposition.subsample import Subsample
+from mpiddl.decomposition.variance_reduced import Settings, VarianceReduced
+from mpiddl.errors import ConvergenceError, UsageError
+from mpiddl.transport.base import IN_PLACE
+
+SOLVERS = ("auto", "gram", "subsample", "vr", "krylov")
+
+OVERSAMPLES = 2
+"""Columns beyond those asked for, at least: the first unwanted one tells the error, the next one that one's."""
+
+SLOW = 4
+"""Passes in which the error has to fall to a half at least."""
+
+
+class Moment(NamedTuple):
+    """Where a solver stood after a pass: what it had spent, the part of explained variance that it missed, by estimate, and
+    the eigenvalues' sum that it had."""
+
+    seconds: float
+    passes: float
+    rounds: int
+    error: float
+    explained: float
+
+
+@dataclass
+class Result:
+    """Leading components of all ranks' rows; the same on every rank.
+
+    ``components`` (k, d), float64: orthonormal rows, largest variance first, the largest entry of each positive. ``values``
+    (k,): the eigenvalues of C; ``errors`` (k,): what they may miss, by estimate. ``mean`` and ``variances`` (d,): of the
+    columns. ``n`` rows of weight ``total``.
+    """
+
+    components: np.ndarray
+    values: np.ndarray
+    errors: np.ndarray
+    mean: np.ndarray
+    variances: np.ndarray
+    n: int
+    total: float
+    choice: Choice
+    effort: Effort
+    history: list[Moment] = field(default_factory=list)
+
+    def first(self, k: int) -> Result:
+        """The same with ``k`` components."""
+        return replace(self, components=self.components[:k], values=self.values[:k], errors=self.errors[:k])
+
+
+def solve(comm: Any, rows: DenseRows, k: int, *, solver: str = "auto", tol: float = 1e-8, center: bool = True, seed: int = 0,
+          vr: Settings | None = None, most_passes: int = 200, tell: Callable[[Moment], None] | None = None) -> Result:
+    """The ``k`` leading principal components.
+
+    Parameters
+    ----------
+    comm : Comm
+    rows : DenseRows
+        Of this rank; none is enough.
+    k : int
+        From 1 to min(n, d) of all ranks' rows.
+    solver : str
+        One of `SOLVERS`.
+    tol : float
+        Stop when the explained variance that is still missed is estimated to be at most this part of it.
+    center : bool
+        Subtract the mean.
+    tell : callable, optional
+        Called on every rank with a `Moment` after every pass.
+
+    Raises
+    ------
+    UsageError
+        A solver that does not exist.
+    ConvergenceError
+        On every rank: ``tol`` is not met after ``most_passes``, or passes have stopped helping. It carries the best `Result`.
+
+    Communication
+    -------------
+    Collective; what each solver costs stands on top of its file.
+    """
+    if solver not in SOLVERS:
+        raise UsageError(f"solver: got {solver!r}, wanted one of {', '.join(SOLVERS)}")
+    began, effort = now(), Effort()
+    shape = np.array([rows.n])
+    allreduce(comm, IN_PLACE, shape)
+    n, d, columns = int(shape[0]), rows.d, min(rows.columns(k + OVERSAMPLES), rows.d)
+    choice = choose(n, d, k, columns, tol, comm.size) if solver == "auto" else Choice(solver, "asked for")
+    history: list[Moment] = []
+    state = {"met": False}
+
+    def done(ritz: Ritz) -> bool:
+        explained = float(ritz.values[:k].sum())
+        missed = float(missed_variance(ritz, k).sum())
+        error = missed / explained if explained > 0 else 0.0
+        history.append(Moment(now() - began, effort.passes, effort.rounds, error, explained))
+        if tell is not None:
+            tell(history[-1])
+        state["met"] = error <= tol or at_rounding(ritz, k, rows.dtype, 4)
+        stuck = _stuck(history)
+        state["met"] |= stuck and at_rounding(ritz, k, rows.dtype, 64)
+        return state["met"] or stuck or effort.passes >= most_passes
+
+    operator, ritz = _run(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort, done)
+    result = _result(ritz, operator, n, k, choice, effort, history)
+    if history and not comm.bcast(state["met"]):
+        raise ConvergenceError(
+            f"{choice.solver}: missed about {history[-1].error:.1e} of the explained variance after {effort.passes:.1f} "
+            f"passes, wanted {tol:g}; a larger tol or most_passes, or another solver (gram is exact)", result)
+    return result
+
+
+def _run(comm: Any, rows: DenseRows, n: int, k: int, columns: int, solver: str, tol: float, center: bool, seed: int,
+         vr: Settings, effort: Effort, done: Callable[[Ritz], bool]) -> tuple[Covariance, Ritz]:
+    """Warm up on a sample and iterate, or go the direct way."""
+    d = rows.d
+    if solver == "gram":
+        sample = draw(comm, rows, 256, seed, effort)
+        operator = Covariance(comm, rows, sample.mean, center, effort)
+        operator.measure()
+        working = rows.dtype if tol >= GRAM_ROUNDING and n > ROWS_OF_SMALL else np.dtype(np.float64)
+        return operator, gram(comm, operator, n, k, working)
+    sample = draw(comm, rows, sample_rows(n, d, columns), seed, effort)
+    operator = Covariance(comm, rows, sample.mean, center, effort)
+    if solver == "subsample":
+        products = covariance(comm, sample, center, effort)
+        start: Ritz = warm_start_of(comm, products, columns, seed)
+        directions: Directions = Subsample(products)
+    else:
+        start = warm_start(comm, sample, columns, center, seed, effort)
+        directions = VarianceReduced(operator, vr, seed) if solver == "vr" else krylov
+    return operator, davidson(comm, operator.apply, start.vectors, directions, done)
+
+
+ROWS_OF_SMALL = 16_384
+"""Fewer rows are multiplied in float64 whatever their dtype: it costs next to nothing."""
+
+GRAM_ROUNDING = 1e-9
+"""What a covariance formed in float32 leaves uncertain."""
+
+
+def _stuck(history: list[Moment]) -> bool:
+    """True if the last passes have not halved the error."""
+    return len(history) > SLOW and history[-1].error > 0.5 * history[-1 - SLOW].error
+
+
+def _result(ritz: Ritz, operator: Covariance, n: int, k: int, choice: Choice, effort: Effort, history: list[Moment]) -> Result:
+    components = ritz.vectors[:, :k].T.copy()
+    largest = np.abs(components).argmax(axis=1)
+    signs = np.where(components[np.arange(k), largest] < 0, -1.0, 1.0)
+    errors = missed_variance(ritz, k) if history else np.zeros(k)
+    return Result(components * signs[:, None], np.maximum(ritz.values[:k], 0.0), errors, operator.mean, operator.variances, n,
+                  operator.total, choice, effort, history)

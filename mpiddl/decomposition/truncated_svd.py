@@ -1,0 +1,87 @@
+"""Truncated singular value decomposition with scikit-learn's face, over rows that are spread over ranks."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from mpiddl.decomposition.estimator import Estimator
+from mpiddl.decomposition.solve import Result
+from mpiddl.errors import UsageError
+
+
+class TruncatedSVD(Estimator):
+    """The leading singular values and right singular vectors of all ranks' rows, not centred.
+
+    Otherwise as `PCA`; attributes, scaling and signs are those of `sklearn.decomposition.TruncatedSVD`.
+
+    Parameters
+    ----------
+    n_components : int
+        From 1 to the smaller of rows and columns.
+    solver, tol, random_state, comm, threads, vr_fraction, batch_size, step_size, sync_every, sync_delay, max_passes
+        As in `PCA`.
+
+    Attributes
+    ----------
+    components_ : ndarray, shape (n_components_, d)
+        Right singular vectors.
+    singular_values_ : ndarray, shape (n_components_,)
+        Largest first.
+    explained_variance_, explained_variance_ratio_ : ndarray, shape (n_components_,)
+        Variances of the scores, and their part of the variance of all columns.
+    n_components_, n_features_in_, n_samples_, solver_, why_, n_passes_, n_rounds_, history_
+        As in `PCA`.
+
+    Communication
+    -------------
+    `fit`: collective, as in `PCA`. All else: none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpiddl.decomposition import TruncatedSVD
+    >>> x = np.diag([5.0, 4.0, 3.0, 2.0, 1.0])
+    >>> TruncatedSVD(n_components=2).fit(x).singular_values_
+    array([5., 4.])
+    """
+
+    _center = False
+
+    def __init__(self, n_components: int = 2, *, solver: str = "auto", tol: float = 1e-8, random_state: Any = None,
+                 comm: Any = None, threads: int = 0, vr_fraction: float = 0.25, batch_size: int | None = None,
+                 step_size: float = 1.0, sync_every: int | None = None, sync_delay: int = 0, max_passes: float = 200):
+        self.n_components = n_components
+        self.solver = solver
+        self.tol = tol
+        self.random_state = random_state
+        self.comm = comm
+        self.threads = threads
+        self.vr_fraction = vr_fraction
+        self.batch_size = batch_size
+        self.step_size = step_size
+        self.sync_every = sync_every
+        self.sync_delay = sync_delay
+        self.max_passes = max_passes
+
+    def _wanted(self, n: int, d: int) -> int | float:
+        """Components wanted of ``n`` rows."""
+        wanted, least = self.n_components, min(n, d)
+        if isinstance(wanted, Integral) and not isinstance(wanted, bool) and 1 <= wanted <= least:
+            return int(wanted)
+        raise UsageError(f"n_components={wanted!r} must be between 1 and min(n_samples, n_features)={least}")
+
+    def _take(self, result: Result, dtype: np.dtype) -> None:
+        self._remember(result, dtype)
+        explained = np.maximum(result.values - (result.components @ result.mean) ** 2, 0.0)
+        variance = result.variances.sum()
+        self.explained_variance_ = explained.astype(dtype)
+        self.explained_variance_ratio_ = (explained / variance if variance > 0 else np.zeros(len(explained))).astype(dtype)
+
+    def _scores(self, x: np.ndarray) -> np.ndarray:
+        return x @ self.components_.T
+
+    def _rows_from(self, scores: np.ndarray) -> np.ndarray:
+        return scores @ self.components_

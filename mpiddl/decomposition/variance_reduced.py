@@ -1,0 +1,135 @@
+"""Directions by variance-reduced SGD: every rank takes mini-batch steps on its own rows, then the ranks' blocks are averaged.
+
+VR-PCA (Shamir) steps from W~ by  W <- W + eta (C_b (W - W~) + C W~), C_b being the covariance of a mini-batch. Here in
+correction form: with D = W - W~ orthogonal to the Ritz basis W~ and R = C W~ - W~ theta, known from the outer loop,
+
+    D <- D + eta ((C_b - theta) D + R)
+
+needs no orthonormalisation a step, loses no digits in float32, and D of different ranks can be averaged as they are. The
+outer loop then takes the best of {W~, D, what went before}, so a step too long costs time, never accuracy.
+
+Cost of one call: `fraction` of a pass; an all-reduce of d p numbers for every `sync_every` steps, at the end at least, started
+and applied `sync_delay` blocks later (delayed synchronisation: the ranks go on meanwhile).
+
+References
+----------
+O. Shamir, ICML 2015, arXiv:1409.2848, algorithm 1; ICML 2016, arXiv:1507.08788. Correction form, step size and delayed
+averaging: ours, derived in docs/decomposition.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from mpiddl.collectives import iallreduce
+from mpiddl.decomposition.covariance import Covariance
+from mpiddl.decomposition.davidson import Ritz
+from mpiddl.errors import UsageError
+from mpiddl.kernels.correction_steps import correction_steps, steps_scratch
+from mpiddl.transport.base import IN_PLACE
+
+GROUP = 8
+"""Adjacent rows that are drawn together: memory is read in longer pieces, and a mini-batch still comes from everywhere."""
+
+ORTHOGONAL_EVERY = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How ``vr`` works; None: chosen from the data.
+
+    ``fraction`` of a rank's rows in one call, ``batch`` rows a step, ``step`` times the automatic step size, averages every
+    ``sync_every`` steps, applied ``sync_delay`` averages late.
+    """
+
+    fraction: float = 0.25
+    batch: int | None = None
+    step: float = 1.0
+    sync_every: int | None = None
+    sync_delay: int = 0
+
+    def check(self) -> None:
+        """Raise a `UsageError` for what makes no sense."""
+        whole = {"batch_size": (self.batch, 1), "sync_every": (self.sync_every, 1), "sync_delay": (self.sync_delay, 0)}
+        for name, (value, least) in whole.items():
+            if value is None and name != "sync_delay":
+                continue
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+                raise UsageError(f"{name}: got {value!r}, wanted a whole number from {least}")
+        for name, value in {"vr_fraction": self.fraction, "step_size": self.step}.items():
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < float("inf"):
+                raise UsageError(f"{name}: got {value!r}, wanted a number above 0")
+
+
+class VarianceReduced:
+    """Directions for `davidson`, from the rows under ``covariance``."""
+
+    def __init__(self, covariance: Covariance, settings: Settings, seed: int):
+        self._covariance, self._settings = covariance, settings
+        # Ranks with the same seed would walk the same path, for nothing.
+        self._random = np.random.default_rng([seed, covariance.comm.rank])
+
+    def __call__(self, ritz: Ritz) -> np.ndarray:
+        """D (d, p)."""
+        rows, settings = self._covariance.rows, self._settings
+        d, p = ritz.vectors.shape
+        k = rows.columns(p)
+        scale = max(np.linalg.norm(ritz.residuals, axis=0).max(), np.finfo(float).tiny)
+        given = ritz.residuals / scale, ritz.vectors, ritz.values[None]
+        residual, w, values = (_padded(part, k, rows.dtype) for part in given)
+        batch, steps, rate = self._lengths(float(ritz.values[0]))
+        block = np.zeros((d, k), rows.dtype)
+        scratch, sums = np.empty(steps_scratch(d, k), rows.dtype), np.zeros(k)
+        mean = (self._covariance.mean * self._covariance.center).astype(rows.dtype)
+        averages: list[tuple[Any, np.ndarray, np.ndarray]] = []
+        every = settings.sync_every or steps
+        for begin in range(0, steps, every):
+            groups = self._random.integers(0, max(1, rows.n // GROUP), (min(every, steps - begin), batch // GROUP)) * GROUP
+            if rows.n:
+                correction_steps(rows.x, rows.weights, mean, groups, GROUP, rate, values[0], residual, w, ORTHOGONAL_EVERY,
+                                 block, sums, scratch)
+            averages.append(self._start(block))
+            if len(averages) > settings.sync_delay:
+                self._apply(block, averages.pop(0))
+        for average in averages:
+            self._apply(block, average)
+        self._covariance.effort.passes += settings.fraction
+        return block[:, :p].astype(np.float64)
+
+    def _lengths(self, largest: float) -> tuple[int, int, float]:
+        """Rows of a batch, steps, step size: the same on every rank."""
+        covariance, settings = self._covariance, self._settings
+        ranks, total = covariance.comm.size, covariance.total
+        mine = total / ranks
+        stiffness = covariance.trace / largest
+        batch = settings.batch or min(mine / 16, sqrt(mine * stiffness) / 2)
+        batch = max(GROUP, int(batch) // GROUP * GROUP)
+        steps = max(2, int(settings.fraction * mine / batch))
+        # 1/P of the steps a rank, P times as long (algorithms: the law of averaging), as far as that is stable.
+        rate = settings.step * ranks * batch / sqrt(total * largest * covariance.trace)
+        return batch, steps, min(rate, 0.9 / largest)
+
+    def _start(self, block: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
+        """Start the average over ranks, each with the weight of its rows."""
+        covariance = self._covariance
+        mine = block.astype(np.float64)
+        mean = mine * (covariance.rows.total / covariance.total)
+        covariance.effort.rounds += 1
+        return iallreduce(covariance.comm, IN_PLACE, mean), mean, mine
+
+    def _apply(self, block: np.ndarray, average: tuple[Any, np.ndarray, np.ndarray]) -> None:
+        """What the others had found by then, in place of what we had."""
+        request, mean, mine = average
+        request.Wait()
+        block += (mean - mine).astype(block.dtype)
+
+
+def _padded(array: np.ndarray, k: int, dtype: np.dtype) -> np.ndarray:
+    padded = np.zeros((array.shape[0], k), dtype)
+    padded[:, : array.shape[1]] = array
+    return padded

@@ -1,0 +1,329 @@
+"""PCA and TruncatedSVD: every solver against numpy's SVD of all rows, on any number of ranks and however rows are dealt."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import sklearn.decomposition
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from mpiddl.decomposition import PCA, TruncatedSVD
+from mpiddl.errors import ConvergenceError, MismatchError, MpiddlError
+
+EVERYWHERE = pytest.mark.mpi(min_size=1)
+SOLVERS = ["gram", "subsample", "vr", "krylov"]
+DTYPES = ["float32", "float64"]
+LOOSE = {"float32": 3e-4, "float64": 1e-8}
+
+
+def rows_of_all(n, d, seed=0, dtype="float64", mean=3.0):
+    """Rows with a decaying spectrum, away from the origin."""
+    rng = np.random.default_rng(seed)
+    turned = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    x = rng.standard_normal((n, d)) * (1 + np.arange(d) / 2) ** -1.0 @ turned + mean * rng.standard_normal(d)
+    return x.astype(dtype)
+
+
+DEALS = {
+    "even": lambda n, size: np.arange(n) * size // max(n, 1),
+    "round robin": lambda n, size: np.arange(n) % size,
+    "all on the last": lambda n, size: np.full(n, size - 1),
+    "one on the first": lambda n, size: np.where(np.arange(n) == 0, 0, size - 1),
+}
+
+
+def mine(x, comm, deal="even"):
+    return x[DEALS[deal](len(x), comm.size) == comm.rank]
+
+
+def exact(x, center=True, weights=None):
+    """Eigenvalues and eigenvectors (rows) of sum of s (x - m) (x - m)^T / sum of s, with scikit-learn's signs; and the mean."""
+    x = x.astype(float)
+    weights = np.ones(len(x)) if weights is None else weights.astype(float)
+    mean = weights @ x / weights.sum() if center else np.zeros(x.shape[1])
+    _, sizes, vectors = np.linalg.svd(np.sqrt(weights)[:, None] * (x - mean), full_matrices=False)
+    largest = np.abs(vectors).argmax(axis=1)
+    return sizes**2 / weights.sum(), vectors * np.sign(vectors[np.arange(len(vectors)), largest])[:, None], mean
+
+
+def check(pca, x, k, dtype, weights=None, near=None):
+    values, vectors, mean = exact(x, True, weights)
+    total = len(x) if weights is None else weights.sum()
+    scale, near = total / (total - 1), near or LOOSE[dtype]
+    np.testing.assert_allclose(pca.explained_variance_, values[:k] * scale, rtol=near, atol=near * values[0])
+    np.testing.assert_allclose(pca.components_, vectors[:k], atol=30 * near)
+    np.testing.assert_allclose(pca.mean_, mean, rtol=near, atol=near)
+    np.testing.assert_allclose(pca.explained_variance_ratio_, values[:k] / values.sum(), rtol=near, atol=near)
+    sizes = np.sqrt(values * total)
+    np.testing.assert_allclose(pca.singular_values_, sizes[:k], rtol=near, atol=near * sizes[0])
+    assert pca.components_.dtype == pca.mean_.dtype == dtype
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("solver", ["auto", *SOLVERS])
+@pytest.mark.parametrize(("n", "d", "k"), [(400, 30, 4), (1000, 90, 6), (37, 100, 3)])
+def test_components_are_those_of_all_rows(comm, n, d, k, solver, dtype):
+    x = rows_of_all(n, d, dtype=dtype)
+    pca = PCA(k, solver=solver, tol=1e-13, random_state=0, comm=comm).fit(mine(x, comm))
+    check(pca, x, k, dtype)
+    values = exact(x)[0]
+    assert pca.noise_variance_ == pytest.approx(values[k:].sum() * n / (n - 1) / (min(n, d) - k), rel=LOOSE[dtype])
+    assert (pca.n_samples_, pca.n_features_in_, pca.n_components_) == (n, d, k)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("deal", DEALS)
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_however_rows_are_dealt(comm, solver, deal):
+    x = rows_of_all(301, 40)
+    pca = PCA(3, solver=solver, tol=1e-13, random_state=0, comm=comm).fit(mine(x, comm, deal))
+    check(pca, x, 3, "float64")
+    assert len(set(comm.allgather(pca.components_.tobytes()))) == 1
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_weights_count_rows(comm, solver):
+    x, weights = rows_of_all(200, 25), np.random.default_rng(1).integers(0, 4, 200).astype(float)
+    own = DEALS["round robin"](200, comm.size) == comm.rank
+    pca = PCA(3, solver=solver, tol=1e-13, random_state=0, comm=comm).fit(x[own], sample_weight=weights[own])
+    check(pca, np.repeat(x, weights.astype(int), axis=0), 3, "float64")
+    check(pca, x, 3, "float64", weights)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("solver", ["auto", *SOLVERS])
+def test_truncated_svd(comm, solver, dtype):
+    x = rows_of_all(300, 40, dtype=dtype)
+    svd = TruncatedSVD(5, solver=solver, tol=1e-14, random_state=0, comm=comm).fit(mine(x, comm))
+    values, vectors, _ = exact(x, center=False)
+    near = LOOSE[dtype]
+    np.testing.assert_allclose(svd.singular_values_, np.sqrt(values[:5] * 300), rtol=30 * near)
+    np.testing.assert_allclose(np.abs(np.diag(svd.components_ @ vectors[:5].T)), 1, rtol=30 * near)
+    scores = svd.transform(x)
+    np.testing.assert_allclose(svd.explained_variance_, scores.var(axis=0), rtol=100 * near)
+    np.testing.assert_allclose(svd.explained_variance_ratio_, scores.var(axis=0) / x.var(axis=0).sum(), rtol=100 * near)
+    theirs = sklearn.decomposition.TruncatedSVD(5, algorithm="arpack").fit(x.astype(float))
+    np.testing.assert_allclose(svd.explained_variance_, theirs.explained_variance_, rtol=100 * near)
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_scores_and_rows_back_are_scikit_learns(whiten):
+    x = rows_of_all(200, 20)
+    ours = PCA(6, whiten=whiten).fit(x)
+    theirs = sklearn.decomposition.PCA(6, whiten=whiten, svd_solver="full").fit(x)
+    np.testing.assert_allclose(ours.transform(x), theirs.transform(x), atol=1e-10)
+    scores = theirs.transform(x)
+    np.testing.assert_allclose(ours.inverse_transform(scores), theirs.inverse_transform(scores), atol=1e-10)
+    if not whiten:  # with it, scikit-learn's is no covariance of the rows
+        np.testing.assert_allclose(ours.get_covariance(), theirs.get_covariance(), atol=1e-12)
+    assert list(ours.get_feature_names_out()) == [f"pca{i}" for i in range(6)]
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", ["auto", "krylov"])
+def test_a_share_of_the_variance(comm, solver):
+    x = rows_of_all(500, 60)
+    pca = PCA(0.8, solver=solver, tol=1e-12, comm=comm).fit(mine(x, comm))
+    assert pca.n_components_ == sklearn.decomposition.PCA(0.8, svd_solver="full").fit(x).n_components_
+    check(pca, x, pca.n_components_, "float64")
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(("n", "d"), [(50, 8), (6, 30)])
+def test_all_components(comm, n, d):
+    x = rows_of_all(n, d)
+    pca = PCA(comm=comm).fit(mine(x, comm))
+    rank = min(n - 1, d)
+    assert pca.n_components_ == min(n, d)
+    np.testing.assert_allclose(pca.components_[:rank], exact(x)[1][:rank], atol=1e-6)
+    np.testing.assert_allclose(pca.components_ @ pca.components_.T, np.eye(min(n, d)), atol=1e-10)
+    np.testing.assert_allclose(pca.inverse_transform(pca.transform(x)), x, atol=1e-8)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_repeated_eigenvalues_give_the_right_space(comm, solver):
+    values = np.array([4.0, 4, 4, *np.full(37, 1.0)])
+    z = np.random.default_rng(0).standard_normal((400, 40))
+    z -= z.mean(0)
+    x = np.linalg.qr(z)[0] * np.sqrt(values * 400)
+    pca = PCA(3, solver=solver, tol=1e-12, random_state=0, comm=comm).fit(mine(x, comm))
+    np.testing.assert_allclose((pca.components_[:, :3] ** 2).sum(), 3, rtol=1e-6)
+    np.testing.assert_allclose(pca.explained_variance_ * 399 / 400, 4, rtol=1e-8)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("value", [0.0, 7.0])
+def test_constant_rows_have_no_variance(comm, solver, value):
+    pca = PCA(2, solver=solver, random_state=0, comm=comm).fit(np.full((200, 50), value))
+    np.testing.assert_allclose(pca.explained_variance_, 0, atol=1e-20)
+    np.testing.assert_allclose(pca.components_ @ pca.components_.T, np.eye(2), atol=1e-8)
+    np.testing.assert_array_equal(pca.explained_variance_ratio_, 0)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", ["subsample", "vr", "krylov"])
+@pytest.mark.parametrize("tol", [1e-2, 1e-5, 1e-9])
+def test_the_tolerance_is_kept_and_variance_never_falls(comm, solver, tol):
+    x = rows_of_all(3000, 80)
+    pca = PCA(5, solver=solver, tol=tol, random_state=1, comm=comm).fit(mine(x, comm))
+    values = exact(x)[0]
+    missed = values[:5].sum() - (np.var(x @ pca.components_.T, axis=0)).sum()
+    assert missed <= tol * values[:5].sum()
+    assert missed <= pca.explained_variance_error_.sum() + 1e-12
+    explained = [moment.explained for moment in pca.history_]
+    assert all(later >= earlier * (1 - 1e-12) for earlier, later in pairwise(explained))
+    assert pca.history_[-1].error <= tol
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("settings", [{"sync_every": 3}, {"sync_every": 2, "sync_delay": 1}, {"sync_every": 2, "sync_delay": 5},
+                                      {"batch_size": 24, "step_size": 3.0}, {"vr_fraction": 2.0}])  # fmt: skip
+def test_variance_reduction_with_any_settings(comm, settings):
+    x = rows_of_all(600, 50)
+    pca = PCA(4, solver="vr", tol=1e-12, random_state=0, comm=comm, **settings).fit(mine(x, comm, "round robin"))
+    check(pca, x, 4, "float64", near=1e-6)
+
+
+@EVERYWHERE
+def test_the_same_seed_gives_the_same_bits(comm):
+    x = rows_of_all(600, 70)
+    found = [PCA(4, solver="vr", tol=1e-8, random_state=3, comm=comm).fit(mine(x, comm)).components_ for _ in range(2)]
+    np.testing.assert_array_equal(*found)
+
+
+@EVERYWHERE
+def test_what_cannot_be_met_is_an_error_that_carries_the_best(comm):
+    x = rows_of_all(900, 80)
+    pca = PCA(4, solver="krylov", tol=1e-14, max_passes=2, random_state=0, comm=comm)
+    with pytest.raises(ConvergenceError, match=r"krylov: missed about .* wanted 1e-14") as caught:
+        pca.fit(mine(x, comm))
+    assert caught.value.best.components.shape == pca.components_.shape == (4, 80)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_components": 31}, "n_components=31 must be between 1 and min"),
+        ({"n_components": 0}, "n_components=0 must be"),
+        ({"n_components": 1.5}, r"n_components=1\.5 must be"),
+        ({"n_components": True}, "n_components=True must be"),
+        ({"n_components": "mle"}, "n_components='mle' must be"),
+        ({"solver": "full"}, "solver: got 'full', wanted one of auto"),
+        ({"tol": -1.0}, "tol: got -1.0"),
+        ({"max_passes": 0}, "max_passes: got 0"),
+        ({"solver": "vr", "sync_delay": -1}, "sync_delay: got -1"),
+        ({"solver": "vr", "batch_size": 2.5}, "batch_size: got 2.5"),
+        ({"solver": "vr", "step_size": 0.0}, "step_size: got 0.0"),
+        ({"threads": -1}, "threads: got -1"),
+    ],
+)
+def test_settings_that_make_no_sense(comm, settings, message):
+    with pytest.raises(ValueError, match=message):
+        PCA(**{"n_components": 2, **settings}, comm=comm).fit(mine(rows_of_all(100, 30), comm))
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_found_where_it_is(comm, solver, bad):
+    x = rows_of_all(100, 20)
+    last = comm.size - 1
+    if comm.rank == last:
+        x[17, 3] = bad
+    word = "NaN" if np.isnan(bad) else "infinity"
+    with pytest.raises(ValueError, match=f"Input X contains {word}: row 17, column 3 of rank {last}"):
+        PCA(2, solver=solver, comm=comm).fit(x)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.ones((5, 4), complex), "[Cc]omplex"),
+        (np.ones(5), "1D array"),
+        (np.array([["a"] * 4]), "string|convert"),
+        (np.ones((5, 0)), "0 feature"),
+    ],
+)
+def test_one_ranks_wrong_input_is_everybodys_error(comm, bad, message):
+    x = bad if comm.rank == comm.size - 1 else np.random.default_rng(0).random((50, 4))
+    with pytest.raises(ValueError, match=message):
+        PCA(2, comm=comm).fit(x)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("odd", "message"), [(np.ones((5, 3)), "columns"), (np.ones((5, 4), "float32"), "dtype")])
+def test_ranks_with_other_columns_or_dtypes(comm, odd, message):
+    with pytest.raises(MismatchError, match=message):
+        PCA(2, comm=comm).fit(odd if comm.rank else np.ones((5, 4)))
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.zeros(9), "zero weights only"),
+        (-np.ones(9), "negative weights"),
+        (np.ones(8), "got shape"),
+        (np.full(9, np.nan), "NaN"),
+    ],
+)
+def test_weights_that_make_no_sense(comm, weights, message):
+    with pytest.raises(ValueError, match=message):
+        PCA(2, comm=comm).fit(np.random.default_rng(0).random((9, 4)), sample_weight=weights)
+
+
+def test_no_rows_at_all():
+    with pytest.raises(ValueError, match="minimum of 1 is required"):
+        PCA(2).fit(np.empty((0, 4)))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_no_rows_on_any_rank(comm):
+    with pytest.raises(MpiddlError, match="no rows on any rank"):
+        PCA(2, comm=comm).fit(np.empty((0, 4)))
+
+
+@EVERYWHERE
+def test_a_clone_shares_the_communicator_and_a_pickle_leaves_it_out(comm):
+    pca = PCA(2, comm=comm).fit(mine(rows_of_all(60, 12), comm))
+    assert clone(pca).comm is pca.comm is comm
+    again = pickle.loads(pickle.dumps(pca))
+    assert again.comm is None
+    np.testing.assert_array_equal(again.components_, pca.components_)
+
+
+def test_in_a_pipeline():
+    x = rows_of_all(120, 12)
+    ours = make_pipeline(StandardScaler(), PCA(3)).fit_transform(x)
+    theirs = make_pipeline(StandardScaler(), sklearn.decomposition.PCA(3)).fit_transform(x)
+    np.testing.assert_allclose(ours, theirs, atol=1e-8)
+
+
+UNLIKE = {"check_sample_weight_equivalence_on_dense_data": "n_components=None counts rows, whatever their weights"}
+
+
+@parametrize_with_checks(
+    [
+        PCA(),
+        PCA(n_components=2),
+        PCA(n_components=1, solver="krylov"),
+        PCA(n_components=1, whiten=True),
+        TruncatedSVD(n_components=1),
+    ],
+    expected_failed_checks=lambda estimator: UNLIKE if estimator.n_components is None else {},
+)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
