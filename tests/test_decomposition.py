@@ -274,7 +274,7 @@ def test_ranks_with_other_columns_or_dtypes(comm, odd, message):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (np.zeros(9), "zero weights only"),
+        (np.zeros(9), "no rows on any rank whose sample_weight is not zero"),
         (-np.ones(9), "negative weights"),
         (np.ones(8), "got shape"),
         (np.full(9, np.nan), "NaN"),

@@ -8,9 +8,9 @@
 What differs between solvers are the directions: `krylov` takes the residuals as they are (block Lanczos), `subsample` and
 `vr` sharpen them. Whatever they are worth, explained variance never falls, for the old V stays in the space.
 
-Cost: one pass and one all-reduce of d p numbers an iteration; a broadcast of the small eigenproblem's result, so that ranks
-whose processors round differently decide alike; memory 2 d m numbers for m columns of V, at most ``most_columns`` of
-them: then V is cut down to its leading Ritz vectors.
+Cost: one pass and one all-reduce of d p numbers an iteration; a broadcast of the small eigenproblem's result and a comparison
+of checksums, so that ranks whose processors round differently go on alike; memory 2 d m numbers for m columns of V, at
+most ``most_columns`` of them: then V is cut down to its leading Ritz vectors.
 
 References
 ----------
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -65,11 +66,21 @@ def davidson(comm: Any, apply: Apply, start: np.ndarray, directions: Directions,
             return ritz
         if basis.shape[1] + p > most:
             basis, images = basis @ rotation[:, : 2 * p], images @ rotation[:, : 2 * p]
-        new = orthonormal(directions(ritz), basis)
-        if not comm.bcast(new.shape[1]):
+        new = _same(comm, orthonormal(directions(ritz), basis))
+        if not new.shape[1]:
             return ritz
         basis = np.concatenate([basis, new], axis=1)
         images = np.concatenate([images, apply(new)], axis=1)
+
+
+def _same(comm: Any, block: np.ndarray) -> np.ndarray:
+    """``block`` of every rank, if it is to the bit the same; else, where processors round differently, rank 0's.
+
+    What is left of a direction after projections may be mostly rounding: a last bit's difference would grow with it.
+    """
+    if len(set(comm.allgather((block.shape, crc32(np.ascontiguousarray(block)))))) == 1:
+        return block
+    return comm.bcast(block)
 
 
 def _descending(projected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -135,8 +135,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """As many components as are wanted."""
         n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
         if not total:
-            raise UsageError("sample_weight: got zero weights only, wanted some above zero" if rows.weights.size or not n
-                             else "X: got no rows on any rank")
+            raise UsageError("X: got no rows on any rank whose sample_weight is not zero, wanted some")
         least = min(n, rows.d)
         wanted = self._wanted(n, rows.d)
         settings = {"solver": self.solver, "tol": self.tol, "center": self._center, "seed": seed, "vr": self._settings(),

@@ -93,13 +93,16 @@ class VarianceReduced:
             if rows.n:
                 correction_steps(rows.x, rows.weights, mean, groups, GROUP, rate, values[0], residual, w, ORTHOGONAL_EVERY,
                                  block, sums, scratch)
-            averages.append(self._start(block))
+            if begin + every < steps:
+                averages.append(self._start(block))
             if len(averages) > settings.sync_delay:
                 self._apply(block, averages.pop(0))
         for average in averages:
             self._apply(block, average)
+        request, result, _ = self._start(block)  # to the bit the same on all ranks, which an average applied late is not
+        request.Wait()
         self._covariance.effort.passes += settings.fraction
-        return block[:, :p].astype(np.float64)
+        return result[:, :p]
 
     def _lengths(self, largest: float) -> tuple[int, int, float]:
         """Rows of a batch, steps, step size: the same on every rank."""
@@ -110,9 +113,10 @@ class VarianceReduced:
         batch = settings.batch or min(mine / 16, sqrt(mine * stiffness) / 2)
         batch = max(GROUP, int(batch) // GROUP * GROUP)
         steps = max(2, int(settings.fraction * mine / batch))
-        # 1/P of the steps a rank, P times as long (algorithms: the law of averaging), as far as that is stable.
+        # 1/P of the steps a rank, P times as long (the law of averaging), as far as a mini-batch's own covariance, whose
+        # largest eigenvalue is about (sqrt(lambda_1) + sqrt(trace / b))^2, leaves that stable.
         rate = settings.step * ranks * batch / sqrt(total * largest * covariance.trace)
-        return batch, steps, min(rate, 0.9 / largest)
+        return batch, steps, min(rate, 0.9 / (sqrt(largest) + sqrt(covariance.trace / batch)) ** 2)
 
     def _start(self, block: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
         """Start the average over ranks, each with the weight of its rows."""
