@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .jit import inlined, kernel
 from .lanes import base, lanes_of, size_of
-from .normal_product import BLOCK, _vectors, add_normal
+from .normal_product import BLOCK, add_normal, panel_vectors
 from .thin import HEIGHT, thin_columns, thin_rows
 
 _HEIGHTS = (0, *HEIGHT.values())
@@ -75,7 +75,7 @@ def _add_batch(x, weights, starts, size, block, start, factors, batch, image, su
         if filled + size > BLOCK or g + 1 == starts.size:
             left = 0
             while left < k:
-                vectors = _vectors(k - left, lanes)
+                vectors = panel_vectors(k - left, lanes)
                 place = base(image) + size_of(x) * left
                 add_normal(batch, block, start, factors, place, sums, scratch, 0, filled, left, vectors)
                 left += vectors * lanes
@@ -91,7 +91,7 @@ def _project(w, block, inner):
     inner[:] = 0
     left = 0
     while left < k:
-        vectors = _vectors(k - left, lanes)
+        vectors = panel_vectors(k - left, lanes)
         height = _HEIGHTS[vectors]
         for r in range(0, k, height):
             place = base(inner) + size * (r * k + left)
@@ -103,7 +103,7 @@ def _project(w, block, inner):
             inner[r, c] = -inner[r, c]
     left = 0
     while left < k:
-        vectors = _vectors(k - left, lanes)
+        vectors = panel_vectors(k - left, lanes)
         height = _HEIGHTS[vectors]
         for j in range(0, d, height):
             place = base(block) + size * (j * k + left)

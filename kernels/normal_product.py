@@ -56,7 +56,7 @@ def normal_product(x, w, start, weights, origin, out, sums, moments, scratch):
         column[:] = 0
         left = 0
         while left < k:
-            vectors = _vectors(k - left, lanes_of(x))
+            vectors = panel_vectors(k - left, lanes_of(x))
             wanted = moments.shape[0] > 0 and left == 0
             for t in range(top, bottom, BLOCK):
                 under = min(bottom, t + BLOCK)
@@ -86,10 +86,10 @@ def _add_moments(x, origin, weights, column, top, bottom):
 
 
 @register_jitable
-def _vectors(cols, lanes):
-    """How many vectors the next panel of columns has: as equal as whole vectors allow."""
+def panel_vectors(cols, lanes, most=MOST_VECTORS):
+    """How many vectors the next panel of columns has, at most `most`: as equal as whole vectors allow."""
     vectors = cols // lanes
-    panels = (vectors + MOST_VECTORS - 1) // MOST_VECTORS
+    panels = (vectors + most - 1) // most
     return (vectors + panels - 1) // panels
 
 

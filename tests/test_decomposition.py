@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import scipy.sparse
 import sklearn.decomposition
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
@@ -113,6 +114,35 @@ def test_truncated_svd(comm, solver, dtype):
     np.testing.assert_allclose(svd.explained_variance_ratio_, scores.var(axis=0) / x.var(axis=0).sum(), rtol=100 * near)
     theirs = sklearn.decomposition.TruncatedSVD(5, algorithm="arpack").fit(x.astype(float))
     np.testing.assert_allclose(svd.explained_variance_, theirs.explained_variance_, rtol=100 * near)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("solver", ["auto", "gram", "subsample", "krylov"])
+@pytest.mark.parametrize("kind", [PCA, TruncatedSVD])
+def test_sparse_rows(comm, kind, solver, dtype):
+    x = scipy.sparse.random_array((300, 60), density=0.1, rng=np.random.default_rng(0)).toarray().astype(dtype)
+    x *= (1 + np.arange(60) / 4) ** -1.0
+    weights = np.random.default_rng(1).integers(1, 4, 300).astype(dtype)
+    own = DEALS["round robin"](300, comm.size) == comm.rank
+    settings = {"n_components": 4, "solver": solver, "tol": 1e-13, "random_state": 0, "comm": comm}
+    sparse = kind(**settings).fit(scipy.sparse.csr_array(x[own]), sample_weight=weights[own])
+    dense = kind(**settings).fit(x[own], sample_weight=weights[own])
+    near = LOOSE[dtype]
+    np.testing.assert_allclose(sparse.singular_values_, dense.singular_values_, rtol=near)
+    np.testing.assert_allclose(sparse.explained_variance_ratio_, dense.explained_variance_ratio_, rtol=10 * near)
+    np.testing.assert_allclose(sparse.components_, dense.components_, atol=100 * near)
+    np.testing.assert_allclose(sparse.transform(scipy.sparse.csr_matrix(x)), dense.transform(x), atol=100 * near)
+
+
+@EVERYWHERE
+def test_sparse_rows_that_make_no_sense(comm):
+    x = scipy.sparse.csr_array(np.eye(30))
+    with pytest.raises(ValueError, match="solver: got vr for sparse rows"):
+        PCA(2, solver="vr", comm=comm).fit(x)
+    x.data[7] = np.nan
+    with pytest.raises(ValueError, match="Input X contains NaN: row 7, column 7 of rank 0"):
+        PCA(2, comm=comm).fit(x)
 
 
 @pytest.mark.parametrize("whiten", [False, True])
@@ -312,7 +342,10 @@ def test_in_a_pipeline():
     np.testing.assert_allclose(ours, theirs, atol=1e-8)
 
 
-UNLIKE = {"check_sample_weight_equivalence_on_dense_data": "n_components=None counts rows, whatever their weights"}
+UNLIKE = {
+    f"check_sample_weight_equivalence_on_{kind}_data": "n_components=None counts rows, whatever their weights"
+    for kind in ("dense", "sparse")
+}
 
 
 @parametrize_with_checks(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.sparse
 from mpiddl.kernels.correction_steps import correction_steps, steps_scratch
 from mpiddl.kernels.normal_product import BLOCK, FLUSH, normal_product, normal_scratch, padded_columns
+from mpiddl.kernels.sparse_product import sparse_moments, sparse_product, sparse_scratch
 from test_kernels_dense import blank, close, draw, guarded, intact
 
 DTYPES = ["float32", "float64"]
@@ -57,6 +59,30 @@ def test_a_pass_is_the_same_in_parts_of_the_columns(dtype):
     lanes = columns // 5
     np.testing.assert_array_equal(run(w)[:, :lanes], run(w[:, :lanes]))
     np.testing.assert_array_equal(run(w)[:, lanes:], run(w[:, lanes:]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("n", "d", "k"), [(0, 3, 1), (1, 1, 1), (40, 13, 7), (30, 50, 17), (9, 200, 60)])
+def test_a_pass_over_sparse_rows(n, d, k, dtype, weighted):
+    columns = padded_columns(k, np.dtype(dtype).itemsize)
+    dense = draw(dtype, n, d) * (draw("float64", n, d, seed=5) > 0.8)
+    rows = scipy.sparse.csr_array(dense)
+    starts, indices, values = guarded(rows.indptr.astype(np.int64)), guarded(rows.indices.astype(np.int32)), guarded(rows.data)
+    w, start = draw(dtype, d, columns, seed=1), draw(dtype, columns, seed=2)
+    weights = guarded(np.abs(draw(dtype, n if weighted else 0, seed=4)))
+    out, sums, moments = guarded(np.ones((d, columns))), guarded(np.ones(columns)), guarded(np.ones((2, d)))
+    scratch = blank(sparse_scratch(d, columns), dtype)
+    sparse_product(starts, indices, values, w, start, weights, out, sums, scratch)
+    sparse_moments(starts, indices, values, weights, moments)
+    assert intact(starts, indices, values, w, start, weights, out, sums, moments, scratch)
+
+    wide, factor = dense.astype(float), weights.astype(float)[:, None] if weighted else np.ones((n, 1))
+    y, sizes = factor * (wide @ w + start), factor * (np.abs(wide) @ np.abs(w) + np.abs(start))
+    eps = 3 * (n + d + 9) * np.finfo(dtype).eps
+    assert (np.abs(out - 1 - wide.T @ y) <= eps * (np.abs(wide).T @ sizes)).all()
+    assert (np.abs(sums - 1 - y.sum(0)) <= eps * (sizes.sum(0) + 1)).all()
+    np.testing.assert_allclose(moments - 1, [(factor * wide).sum(0), (factor * wide**2).sum(0)], atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

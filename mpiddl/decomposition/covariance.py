@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives import allreduce
-from mpiddl.decomposition.rows import DenseRows
+from mpiddl.decomposition.rows import Rows
 from mpiddl.transport.base import IN_PLACE
 
 
@@ -41,7 +41,7 @@ class Covariance:
         Sum of all weights; without weights, the number of rows.
     """
 
-    def __init__(self, comm: Any, rows: DenseRows, origin: np.ndarray, center: bool = True, effort: Effort | None = None):
+    def __init__(self, comm: Any, rows: Rows, origin: np.ndarray, center: bool = True, effort: Effort | None = None):
         self.comm, self.rows, self.center = comm, rows, center
         self.effort = effort or Effort()
         self._origin = origin if center else np.zeros(rows.d)

@@ -9,13 +9,16 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mpiddl.decomposition.covariance import NotFinite
-from mpiddl.decomposition.rows import DenseRows
+from mpiddl.decomposition.dense_rows import DenseRows
+from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.solve import SOLVERS, Result, solve
+from mpiddl.decomposition.sparse_rows import SparseRows
 from mpiddl.decomposition.variance_reduced import Settings
 from mpiddl.errors import ConvergenceError, DataError, UsageError
 from mpiddl.transport.agree import agreed, check_equal
@@ -30,6 +33,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     """A decomposition with scikit-learn's face; ``comm`` is passed on by `clone`, and left out of a pickle."""
 
     _center = True
+    comm: Any
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Find the components of all ranks' rows; collective.
@@ -57,14 +61,15 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             self._check_names(link)
             seed = link.bcast(check_random_state(self.random_state).randint(2**31 - 1) if link.rank == 0 else None)
             with limited_threads(link, self.threads, os.environ) as (threads, _):
-                rows = DenseRows(x, weights, threads)
+                rows: Rows = (SparseRows if issparse(x) else DenseRows)(x, weights, threads)
                 try:
                     result = self._solve(link, rows, seed)
                 except NotFinite:
                     with _alike(link):
-                        _find_bad(x, weights, link)
+                        _find_bad(x, link)
                     raise
                 except ConvergenceError as error:
+                    assert isinstance(error.best, Result)
                     self._take(error.best, x.dtype)
                     raise
         self._take(result, x.dtype)
@@ -73,7 +78,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def transform(self, X: Any) -> np.ndarray:
         """Scores of rows, shape (n, n_components_), in the dtype of ``X``. Local."""
         check_is_fitted(self)
-        x = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        x = validate_data(self, X, dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
         return self._scores(x)
 
     def inverse_transform(self, X: Any) -> np.ndarray:
@@ -83,6 +88,11 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if scores.shape[1] != self.n_components_:
             raise ValueError(f"X: got {scores.shape[1]} columns of scores, wanted {self.n_components_}")
         return self._rows_from(scores)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     def __sklearn_clone__(self) -> Any:
         comm, self.comm = self.comm, None
@@ -114,15 +124,17 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _settings(self) -> Settings:
         return Settings(self.vr_fraction, self.batch_size, self.step_size, self.sync_every, self.sync_delay)
 
-    def _own_rows(self, X: Any, sample_weight: Any, ranks: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def _own_rows(self, X: Any, sample_weight: Any, ranks: int) -> tuple[Any, np.ndarray | None]:
         """This rank's rows, C-contiguous, not looked at one by one, and their weights."""
         least = {"ensure_min_samples": 1 if ranks == 1 else 0}
-        x = validate_data(self, X, dtype=[np.float64, np.float32], order="C", ensure_all_finite=False, **least)
+        # Memory maps are left where they are: nothing is looked at, only the first pass tells what is not finite.
+        options: dict[str, Any] = {"accept_sparse": "csr", "order": "C", "ensure_all_finite": False, **least}
+        x = validate_data(self, X, dtype=[np.float64, np.float32], **options)
         if sample_weight is None:
             return x, None
         weights = check_array(sample_weight, dtype=x.dtype, ensure_2d=False, input_name="sample_weight", **least)
-        if weights.shape != (len(x),):
-            raise ValueError(f"sample_weight: got shape {weights.shape}, wanted ({len(x)},), one for each row")
+        if weights.shape != (x.shape[0],):
+            raise ValueError(f"sample_weight: got shape {weights.shape}, wanted ({x.shape[0]},), one for each row")
         if (weights < 0).any():
             raise ValueError("sample_weight: got negative weights, wanted 0 or more")
         return (x, weights) if weights.all() else (x[weights > 0], weights[weights > 0])  # as if they were not there
@@ -131,7 +143,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         names = getattr(self, "feature_names_in_", None)
         check_equal(link, "X", {"feature names": None if names is None else list(names)})
 
-    def _solve(self, link: Any, rows: DenseRows, seed: int) -> Result:
+    def _solve(self, link: Any, rows: Rows, seed: int) -> Result:
         """As many components as are wanted."""
         n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
         if not total:
@@ -184,18 +196,17 @@ def _alike(link: Any) -> Iterator[None]:
             raise DataError(str(error)) from error
 
 
-def _find_bad(x: np.ndarray, weights: np.ndarray | None, link: Any) -> None:
+def _find_bad(x: Any, link: Any) -> None:
     """Say where the first entry is that is not finite, in words that begin as scikit-learn's."""
-    for name, values in (("X", x), ("sample_weight", weights)):
-        if values is None:
-            continue
-        for begin in range(0, len(values), 4096):
-            rows = np.argwhere(~np.isfinite(values[begin : begin + 4096]))
-            if len(rows):
-                value = values[begin : begin + 4096][tuple(rows[0])]
-                what = "NaN" if np.isnan(value) else "infinity"
-                where = f"row {begin + rows[0][0]}" + (f", column {rows[0][1]}" if values.ndim == 2 else "")
-                raise ValueError(f"Input {name} contains {what}: {where} of rank {link.rank}")
+    for begin in range(0, x.shape[0], 4096):
+        block = x[begin : begin + 4096]
+        found = block.tocoo() if issparse(block) else None
+        bad = np.argwhere(~np.isfinite(block if found is None else found.data))
+        if len(bad):
+            place = tuple(bad[0])
+            row, column = place if found is None else (found.row[place], found.col[place])
+            what = "NaN" if np.isnan(block[row, column]) else "infinity"
+            raise ValueError(f"Input X contains {what}: row {begin + row}, column {column} of rank {link.rank}")
     if link.size == 1:
         raise ValueError("Input X contains values too large to be squared: their variance is infinity")
 

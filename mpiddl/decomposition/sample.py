@@ -9,7 +9,7 @@ import numpy as np
 from mpiddl.collectives import allreduce
 from mpiddl.decomposition.covariance import Covariance, Effort, NotFinite
 from mpiddl.decomposition.davidson import Ritz, davidson, krylov
-from mpiddl.decomposition.rows import DenseRows
+from mpiddl.decomposition.rows import Rows
 from mpiddl.transport.base import IN_PLACE
 
 WARM_PASSES = 6
@@ -19,12 +19,12 @@ WARM_PASSES = 6
 class Sample(NamedTuple):
     """This rank's part of a sample, and the sample's mean on all ranks; ``share`` of all rows are in it."""
 
-    rows: DenseRows
+    rows: Rows
     mean: np.ndarray
     share: float
 
 
-def draw(comm: Any, rows: DenseRows, most: int, seed: int, effort: Effort) -> Sample:
+def draw(comm: Any, rows: Rows, most: int, seed: int, effort: Effort) -> Sample:
     """About ``most`` rows drawn at random from all ranks, from each in proportion to what it has; all rows if they are fewer.
 
     Communication

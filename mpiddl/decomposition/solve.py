@@ -15,7 +15,7 @@ from mpiddl.decomposition.covariance import Covariance, Effort
 from mpiddl.decomposition.davidson import Directions, Ritz, davidson, krylov
 from mpiddl.decomposition.estimates import at_rounding, missed_variance
 from mpiddl.decomposition.gram import gram
-from mpiddl.decomposition.rows import DenseRows
+from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.sample import covariance, draw, warm_start, warm_start_of
 from mpiddl.decomposition.subsample import Subsample
 from mpiddl.decomposition.variance_reduced import Settings, VarianceReduced
@@ -67,14 +67,14 @@ class Result:
         return replace(self, components=self.components[:k], values=self.values[:k], errors=self.errors[:k])
 
 
-def solve(comm: Any, rows: DenseRows, k: int, *, solver: str = "auto", tol: float = 1e-8, center: bool = True, seed: int = 0,
+def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1e-8, center: bool = True, seed: int = 0,
           vr: Settings | None = None, most_passes: int = 200, tell: Callable[[Moment], None] | None = None) -> Result:
     """The ``k`` leading principal components.
 
     Parameters
     ----------
     comm : Comm
-    rows : DenseRows
+    rows : Rows
         Of this rank; none is enough.
     k : int
         From 1 to min(n, d) of all ranks' rows.
@@ -104,7 +104,9 @@ def solve(comm: Any, rows: DenseRows, k: int, *, solver: str = "auto", tol: floa
     shape = np.array([rows.n])
     allreduce(comm, IN_PLACE, shape)
     n, d, columns = int(shape[0]), rows.d, min(rows.columns(k + OVERSAMPLES), rows.d)
-    choice = choose(n, d, k, columns, tol, comm.size) if solver == "auto" else Choice(solver, "asked for")
+    if solver == "vr" and rows.sparse:
+        raise UsageError("solver: got vr for sparse rows, wanted one of auto, krylov, gram")
+    choice = choose(n, d, k, columns, tol, comm.size, rows.sparse) if solver == "auto" else Choice(solver, "asked for")
     history: list[Moment] = []
     state = {"met": False}
 
@@ -129,7 +131,7 @@ def solve(comm: Any, rows: DenseRows, k: int, *, solver: str = "auto", tol: floa
     return result
 
 
-def _run(comm: Any, rows: DenseRows, n: int, k: int, columns: int, solver: str, tol: float, center: bool, seed: int,
+def _run(comm: Any, rows: Rows, n: int, k: int, columns: int, solver: str, tol: float, center: bool, seed: int,
          vr: Settings, effort: Effort, done: Callable[[Ritz], bool]) -> tuple[Covariance, Ritz]:
     """Warm up on a sample and iterate, or go the direct way."""
     d = rows.d

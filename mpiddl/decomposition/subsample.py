@@ -7,6 +7,8 @@ conjugate gradients, all columns at a time, in float32: a few products of S, whi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from mpiddl.decomposition.davidson import Ritz
@@ -35,7 +37,7 @@ class Subsample:
         return solve(product, right - w @ (w.T @ right), self._steps).astype(np.float64)
 
 
-def solve(product, right: np.ndarray, steps: int) -> np.ndarray:
+def solve(product: Callable[[np.ndarray], np.ndarray], right: np.ndarray, steps: int) -> np.ndarray:
     """Conjugate gradients for each column by itself; a column ends where the curvature is not positive.
 
     M. Hestenes, E. Stiefel, J. Res. NBS 49, 1952, doi:10.6028/jres.049.044.

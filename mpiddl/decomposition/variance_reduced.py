@@ -29,6 +29,7 @@ import numpy as np
 from mpiddl.collectives import iallreduce
 from mpiddl.decomposition.covariance import Covariance
 from mpiddl.decomposition.davidson import Ritz
+from mpiddl.decomposition.dense_rows import DenseRows
 from mpiddl.errors import UsageError
 from mpiddl.kernels.correction_steps import correction_steps, steps_scratch
 from mpiddl.transport.base import IN_PLACE
@@ -61,22 +62,23 @@ class Settings:
                 continue
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise UsageError(f"{name}: got {value!r}, wanted a whole number from {least}")
-        for name, value in {"vr_fraction": self.fraction, "step_size": self.step}.items():
-            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < float("inf"):
-                raise UsageError(f"{name}: got {value!r}, wanted a number above 0")
+        for name, number in {"vr_fraction": self.fraction, "step_size": self.step}.items():
+            if isinstance(number, bool) or not isinstance(number, Real) or not 0 < number < float("inf"):
+                raise UsageError(f"{name}: got {number!r}, wanted a number above 0")
 
 
 class VarianceReduced:
     """Directions for `davidson`, from the rows under ``covariance``."""
 
     def __init__(self, covariance: Covariance, settings: Settings, seed: int):
-        self._covariance, self._settings = covariance, settings
+        assert isinstance(covariance.rows, DenseRows)  # `solve` has refused others
+        self._covariance, self._rows, self._settings = covariance, covariance.rows, settings
         # Ranks with the same seed would walk the same path, for nothing.
         self._random = np.random.default_rng([seed, covariance.comm.rank])
 
     def __call__(self, ritz: Ritz) -> np.ndarray:
         """D (d, p)."""
-        rows, settings = self._covariance.rows, self._settings
+        rows, settings = self._rows, self._settings
         d, p = ritz.vectors.shape
         k = rows.columns(p)
         scale = max(np.linalg.norm(ritz.residuals, axis=0).max(), np.finfo(float).tiny)

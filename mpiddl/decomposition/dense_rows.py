@@ -1,0 +1,74 @@
+"""Rows of a dense array, in memory or mapped from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mpiddl.collectives.base import block_bounds
+from mpiddl.decomposition.rows import Sums, together
+from mpiddl.kernels.normal_product import normal_product, normal_scratch, padded_columns
+from mpiddl.memory import aligned_zeros
+
+LEAST_OF_A_THREAD = 500_000
+"""Elements: fewer are done sooner than a thread is started."""
+
+
+class DenseRows:
+    """Rows for solvers; a pass costs 4 n d k operations and reads them once.
+
+    Parameters
+    ----------
+    x : ndarray, shape (n, d), float32 or float64, C-contiguous
+    weights : ndarray, shape (n,), optional
+        Of the rows; None: ones.
+    threads : int
+        That share a pass.
+    """
+
+    sparse = False
+
+    def __init__(self, x: np.ndarray, weights: np.ndarray | None = None, threads: int = 1):
+        self.x, self.dtype = np.asarray(x), x.dtype
+        self.n, self.d = x.shape
+        self.weights = np.empty(0, x.dtype) if weights is None else weights.astype(x.dtype, copy=False)
+        self.total = float(self.n if weights is None else weights.sum(dtype=np.float64))
+        self.threads = threads
+        self._parts = max(1, min(threads, self.x.size // LEAST_OF_A_THREAD))
+        self._kept: dict[tuple[int, int], np.ndarray] = {}
+
+    def columns(self, k: int) -> int:
+        return padded_columns(k, self.dtype.itemsize)
+
+    def sums(self, w: np.ndarray, origin: np.ndarray, moments: bool = False) -> Sums:
+        padded = self.columns(w.shape[1])
+        lines = np.zeros((self.d, padded), self.dtype)
+        lines[:, : w.shape[1]] = w
+        start, centre = -(origin @ lines).astype(self.dtype), origin.astype(self.dtype)
+
+        def part(number: int) -> Sums:
+            begin, end = block_bounds(self.n, self._parts, number)
+            found = Sums(np.zeros((self.d, padded)), np.zeros(padded), np.zeros((2 if moments else 0, self.d)))
+            weights = self.weights[begin:end]
+            normal_product(self.x[begin:end], lines, start, weights, centre, *found, self._scratch(number, padded))
+            return found
+
+        return together(part, self._parts, w.shape[1])
+
+    def weighted_sum(self) -> np.ndarray:
+        if self.weights.size:
+            return self.weights.astype(np.float64) @ self.x
+        return self.x.sum(axis=0, dtype=np.float64)
+
+    def take(self, rows: np.ndarray) -> DenseRows:
+        return DenseRows(self.x[rows], self.weights[rows] if self.weights.size else None, self.threads)
+
+    def blocks(self, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for begin in range(0, self.n, most):
+            yield self.x[begin : begin + most], self.weights[begin : begin + most]
+
+    def _scratch(self, number: int, padded: int) -> np.ndarray:
+        if (number, padded) not in self._kept:
+            self._kept[number, padded] = aligned_zeros(normal_scratch(self.d, padded, self.dtype.itemsize), self.dtype)
+        return self._kept[number, padded]
