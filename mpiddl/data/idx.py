@@ -72,6 +72,13 @@ def _need(folder: Path, name: str) -> Path:
     return path
 
 
+def open_idx(path: Path) -> RowArray:
+    """Return an idx file of unsigned bytes, whatever its dimensions, as an array of rows, with only the header read."""
+    with reading(path), open_bytes(path) as file:
+        magic = file.read(4)
+    return _open(path, magic[3] if len(magic) == 4 else 1)
+
+
 def _open(path: Path, dimensions: int) -> RowArray:
     """Return the bytes of an idx file as an array of rows, with only the header read."""
     shape = _header(path, dimensions)

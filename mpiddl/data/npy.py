@@ -45,7 +45,7 @@ def npy_data(folder: Path, task: Task | None = None, test_fraction: float = TEST
     """
     present = sorted(path.stem for path in folder.glob("*.npy"))
     return _data(
-        folder.name, f"{folder}", present, lambda name: _open_npy(folder / f"{name}.npy"), task, test_fraction
+        folder.name, f"{folder}", present, lambda name: open_npy(folder / f"{name}.npy"), task, test_fraction
     )
 
 
@@ -65,7 +65,7 @@ def npz_data(path: Path, task: Task | None = None, test_fraction: float = TEST_F
             f"{path}: truncated or not an .npz file, a zip archive of .npy files ({error})"
         ) from error
     return _data(
-        path.stem, f"{path}", present, lambda name: _open_member(path, f"{name}.npy"), task, test_fraction
+        path.stem, f"{path}", present, lambda name: open_member(path, f"{name}.npy"), task, test_fraction
     )
 
 
@@ -88,7 +88,7 @@ def _data(
     return arrays_data(*arrays, name=name, task=task, test_fraction=test_fraction)
 
 
-def _open_npy(path: Path) -> RowArray:
+def open_npy(path: Path) -> RowArray:
     """Return a ``.npy`` file as an array of rows, with only the header read."""
     with reading(path), open(path, "rb") as file:
         shape, fortran, dtype = _header(file, str(path))
@@ -97,7 +97,7 @@ def _open_npy(path: Path) -> RowArray:
     return MappedRows(str(path), str(path), offset, shape, dtype, fortran)
 
 
-def _open_member(path: Path, member: str) -> RowArray:
+def open_member(path: Path, member: str) -> RowArray:
     """Return a member of an ``.npz`` file as an array of rows, with only the header read."""
     name = f"{member.removesuffix('.npy')} in {path}"
 

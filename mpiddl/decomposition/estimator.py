@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
@@ -14,10 +14,11 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from mpiddl.clock import now
 from mpiddl.decomposition.covariance import NotFinite
 from mpiddl.decomposition.dense_rows import DenseRows
 from mpiddl.decomposition.rows import Rows
-from mpiddl.decomposition.solve import SOLVERS, Result, solve
+from mpiddl.decomposition.solve import SOLVERS, Moment, Result, solve
 from mpiddl.decomposition.sparse_rows import SparseRows
 from mpiddl.decomposition.variance_reduced import Settings
 from mpiddl.errors import ConvergenceError, DataError, UsageError
@@ -53,7 +54,11 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         ConvergenceError
             On every rank: ``tol`` was not met. The estimator then holds the best result so far.
         """
+        return fitted(self, X, None, sample_weight)
+
+    def _fit(self, X: Any, sample_weight: Any, tell: Callable[[Moment], None] | None) -> None:
         with connected(self.comm, os.environ) as link:
+            began = now()
             with _alike(link):
                 self._check_settings()
                 x, weights = self._own_rows(X, sample_weight, link.size)
@@ -63,7 +68,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             with limited_threads(link, self.threads, os.environ) as (threads, _):
                 rows: Rows = (SparseRows if issparse(x) else DenseRows)(x, weights, threads)
                 try:
-                    result = self._solve(link, rows, seed)
+                    result = self._solve(link, rows, seed, tell)
                 except NotFinite:
                     with _alike(link):
                         _find_bad(x, link)
@@ -72,8 +77,9 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                     assert isinstance(error.best, Result)
                     self._take(error.best, x.dtype)
                     raise
+                finally:
+                    self.seconds_, self.n_bytes_ = now() - began, link.meter.bytes
         self._take(result, x.dtype)
-        return self
 
     def transform(self, X: Any) -> np.ndarray:
         """Scores of rows, shape (n, n_components_), in the dtype of ``X``. Local."""
@@ -143,7 +149,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         names = getattr(self, "feature_names_in_", None)
         check_equal(link, "X", {"feature names": None if names is None else list(names)})
 
-    def _solve(self, link: Any, rows: Rows, seed: int) -> Result:
+    def _solve(self, link: Any, rows: Rows, seed: int, tell: Callable[[Moment], None] | None) -> Result:
         """As many components as are wanted."""
         n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
         if not total:
@@ -151,7 +157,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         least = min(n, rows.d)
         wanted = self._wanted(n, rows.d)
         settings = {"solver": self.solver, "tol": self.tol, "center": self._center, "seed": seed, "vr": self._settings(),
-                    "most_passes": self.max_passes}  # fmt: skip
+                    "most_passes": self.max_passes, "tell": tell}  # fmt: skip
         if isinstance(wanted, int):
             return solve(link, rows, wanted, **settings)
         k = least if least <= GRAM_MOST or self.solver == "gram" else 16
@@ -175,6 +181,12 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.solver_, self.why_ = result.choice
         self.n_passes_, self.n_rounds_ = result.effort.passes, result.effort.rounds
         self.history_ = result.history
+
+
+def fitted(model: Any, X: Any, tell: Callable[[Moment], None] | None, sample_weight: Any = None) -> Any:
+    """`Estimator.fit` with somebody who is told of every pass."""
+    model._fit(X, sample_weight, tell)
+    return model
 
 
 def _is_number(value: Any) -> bool:

@@ -81,7 +81,8 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     solver : str
         One of `SOLVERS`.
     tol : float
-        Stop when the explained variance that is still missed is estimated to be at most this part of it.
+        Stop when the explained variance that is still missed is estimated to be at most this part of it, or when rounding
+        in the dtype of the rows hides the rest.
     center : bool
         Subtract the mean.
     tell : callable, optional
@@ -108,7 +109,6 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
         raise UsageError("solver: got vr for sparse rows, wanted one of auto, krylov, gram")
     choice = choose(n, d, k, columns, tol, comm.size, rows.sparse) if solver == "auto" else Choice(solver, "asked for")
     history: list[Moment] = []
-    state = {"met": False}
 
     def done(ritz: Ritz) -> bool:
         explained = float(ritz.values[:k].sum())
@@ -117,14 +117,12 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
         history.append(Moment(now() - began, effort.passes, effort.rounds, error, explained))
         if tell is not None:
             tell(history[-1])
-        state["met"] = error <= tol or at_rounding(ritz, k, rows.dtype, 4)
-        stuck = _stuck(history)
-        state["met"] |= stuck and at_rounding(ritz, k, rows.dtype, 64)
-        return state["met"] or stuck or effort.passes >= most_passes
+        return error <= tol or at_rounding(ritz, k, rows.dtype, 0.5) or _stuck(history) or effort.passes >= most_passes
 
     operator, ritz = _run(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort, done)
     result = _result(ritz, operator, n, k, choice, effort, history)
-    if history and not comm.bcast(state["met"]):
+    met = not history or history[-1].error <= tol or at_rounding(ritz, k, rows.dtype, 64)  # what is left no pass can find
+    if not comm.bcast(met):
         raise ConvergenceError(
             f"{choice.solver}: missed about {history[-1].error:.1e} of the explained variance after {effort.passes:.1f} "
             f"passes, wanted {tol:g}; a larger tol or most_passes, or another solver (gram is exact)", result)

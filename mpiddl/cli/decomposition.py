@@ -1,0 +1,133 @@
+"""``mpiddl pca`` and ``mpiddl svd``: a matrix in a file, decomposed by all ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mpiddl.errors import UsageError
+
+if TYPE_CHECKING:
+    from mpiddl.decomposition import Moment
+
+EPILOG = """
+\b
+FILE is one of
+  x.npy                            numpy's array; C order in float32 or float64 may be larger than memory
+  x.npz, x.npz:NAME                an archive of arrays; scipy.sparse.save_npz's matrix
+  train-images-idx3-ubyte[.gz]     MNIST's format
+  x.h5:NAME, x.nc:NAME             HDF5 and NetCDF-4, where h5py is installed
+All dimensions but the first are columns. Each rank reads its own rows.
+
+\b
+OUT gets components.npy, scores.npy, summary.json, and with matplotlib scree.png and scores.png{mean}.
+
+\b
+Examples:
+  mpiexec -n 4 mpiddl {name} x.npy -k 20 -o out
+  mpiexec -n 2 mpiddl {name} train-images-idx3-ubyte.gz -k 50 --tol 1e-6 -o runs/fashion-{name}
+  srun mpiddl {name} /scratch/field.nc:t2m -k 10 --solver vr -o /scratch/eof
+"""
+
+SOLVERS = ("auto", "gram", "subsample", "vr", "krylov")
+
+
+def add_to(group: click.Group) -> None:
+    """Make both parts of ``mpiddl``."""
+    group.add_command(_command("pca", "Principal components of a file's rows.", centred=True))
+    group.add_command(_command("svd", "Leading singular values and vectors of a file's matrix.", centred=False))
+
+
+def _command(name: str, text: str, centred: bool) -> click.Command:
+    def command(file: str, components: str, out: Path, overwrite: bool, quiet: bool, **settings: Any) -> None:
+        from mpiddl.decomposition.run import decompose_file
+
+        settings["n_components"] = _components(components, centred)
+        kind = "pca" if settings.pop("center", False) else "svd"
+        if kind == "svd" and settings.pop("whiten", False):
+            raise UsageError("whiten: got --no-center, wanted it with --center: scores about zero have no deviation")
+        settings["random_state"] = settings.pop("seed")
+        summary = decompose_file(file, out, kind, overwrite, None if quiet else _Passes(settings["tol"]), **settings)
+        if not quiet:
+            _show(summary, out)
+
+    for option in reversed(_options(centred)):
+        command = option(command)
+    return click.command(name, help=text, epilog=EPILOG.format(name=name, mean=", and mean.npy" if centred else ""))(command)
+
+
+def _options(centred: bool) -> list[Callable[..., Any]]:
+    own = [
+        click.option("--center/--no-center", default=True, show_default=True, help="Subtract the columns' means."),
+        click.option("--whiten", is_flag=True, help="Divide scores by their deviations."),
+    ]
+    return [
+        click.argument("file", metavar="FILE"),
+        click.option("-k", "--components", required=True, metavar="K", help="How many" + (
+            "; or a share of the variance, such as 0.9." if centred else ".")),
+        click.option("-o", "--out", required=True, type=click.Path(path_type=Path), metavar="OUT", help="Folder for results."),
+        click.option("--overwrite", is_flag=True, help="Replace results that are in OUT."),
+        click.option("--solver", default="auto", show_default=True, metavar="|".join(SOLVERS), help="How."),
+        click.option("--tol", default=1e-8, show_default=True, metavar="X",
+                     help="Stop when so small a part of the explained variance is missed, by estimate."),
+        *(own if centred else []),
+        click.option("--seed", default=0, show_default=True, metavar="N", help="Of samples and mini-batches."),
+        click.option("--threads", default=0, metavar="N", help="Of a rank; 0: the node's cores divided by its ranks."),
+        click.option("--vr-fraction", default=0.25, show_default=True, metavar="X", help="vr: part of a pass between two."),
+        click.option("--batch-size", type=int, metavar="N", help="vr: rows a step; from the data if not given."),
+        click.option("--step-size", default=1.0, show_default=True, metavar="X", help="vr: times the automatic step."),
+        click.option("--sync-every", type=int, metavar="N", help="vr: steps between averages; one at the end if not given."),
+        click.option("--sync-delay", default=0, show_default=True, metavar="N", help="vr: averages come so many late."),
+        click.option("--max-passes", default=200.0, show_default=True, metavar="X", help="Give up after so many."),
+        click.option("--quiet", is_flag=True, help="Print nothing but errors."),
+    ]  # fmt: skip
+
+
+def _components(text: str, centred: bool) -> int | float:
+    try:
+        return float(text) if "." in text and centred else int(text)
+    except ValueError:
+        raise UsageError(f"components: got {text!r}, wanted a whole number" + (", or a share such as 0.9" * centred)) from None
+
+
+class _Passes:
+    """A line after each pass, on standard error: how far the estimated error has fallen."""
+
+    def __init__(self, tol: float):
+        self.tol = tol
+
+    def __call__(self, rank: int, moment: Moment) -> None:
+        if rank == 0:
+            bar = "#" * self._length(moment.error)
+            print(f"pass {moment.passes:5.1f}  {moment.seconds:8.2f} s  error {moment.error:8.1e}  [{bar:<30}] {self.tol:g}",
+                  file=sys.stderr, flush=True)
+
+    def _length(self, error: float) -> int:
+        """How much of 30 steps the logarithm of the error has gone down from 1 to the tolerance."""
+        from math import log
+
+        if error <= self.tol:
+            return 30
+        return max(0, min(29, int(30 * log(min(error, 1.0)) / log(self.tol)))) if 0 < self.tol < 1 else 0
+
+
+def _show(summary: dict[str, Any], out: Path) -> None:
+    """The components, and what they cost, on standard output."""
+    click.echo(f"{summary['rows']} x {summary['columns']} {summary['dtype']} on {summary['ranks']} ranks, {summary['solver']} "
+               f"({summary['why']})")
+    click.echo(f"{summary['passes']:.1f} passes, {summary['rounds']} rounds, "
+               f"{summary['bytes_sent_by_a_rank'] / 1e6:.2f} MB sent by a rank, {summary['seconds']:.2f} s")
+    click.echo(f"{'component':>9} {'variance':>12} {'share':>8} {'together':>9}")
+    together = 0.0
+    for number, (variance, share) in enumerate(zip(summary["explained_variance"], summary["explained_variance_ratio"],
+                                                   strict=True), 1):  # fmt: skip
+        together += share
+        if number <= 20:
+            click.echo(f"{number:>9} {variance:>12.5g} {share:>8.2%} {together:>9.2%}")
+    if summary["components"] > 20:
+        click.echo(f"... {summary['components']} in all, {together:.2%}")
+    click.echo(f"-> {out}")

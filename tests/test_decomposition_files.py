@@ -1,0 +1,182 @@
+"""``mpiddl pca`` and ``mpiddl svd``, and the files they take: the same results however a matrix is stored."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import mmap
+import struct
+
+import numpy as np
+import pytest
+import scipy.sparse
+from test_decomposition import exact, rows_of_all
+
+from mpiddl.cli import main
+from mpiddl.data.matrix import open_matrix
+from mpiddl.decomposition.run import decompose_file
+from mpiddl.errors import ConvergenceError, DataError, UsageError
+from mpiddl.transport import virtual
+
+
+def write_npz(path, x):
+    np.savez(path, x=x)
+
+
+def write_packed(path, x):
+    np.savez_compressed(path, other=np.zeros(3), x=x)
+
+
+def write_sparse(path, x):
+    scipy.sparse.save_npz(path, scipy.sparse.csr_array(x))
+
+
+def write_hdf5(path, x):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        file["group/x"] = x
+
+
+FORMS = {
+    "npy": ("x.npy", "", np.save),
+    "by columns": ("x.npy", "", lambda path, x: np.save(path, np.asfortranarray(x))),
+    "images": ("x.npy", "", lambda path, x: np.save(path, x.reshape(len(x), 4, -1))),
+    "npz": ("x.npz", "", write_npz),
+    "packed": ("x.npz", ":x", write_packed),
+    "sparse": ("x.npz", "", write_sparse),
+    "hdf5": ("x.h5", ":group/x", write_hdf5),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16"])
+def test_rows_of_any_file(form, dtype, tmp_path):
+    name, member, write = FORMS[form]
+    x = (100 * rows_of_all(23, 12)).astype(dtype)
+    write(tmp_path / name, x)
+    matrix = open_matrix(f"{tmp_path / name}{member}")
+    assert (matrix.n, matrix.d, matrix.dtype) == (23, 12, np.float64 if dtype == "float64" else np.float32)
+    for rows in (range(23), range(5, 9), range(23, 23)):
+        found = matrix.read(rows)
+        assert found.dtype == matrix.dtype
+        np.testing.assert_array_equal(found.toarray() if scipy.sparse.issparse(found) else found, x[rows.start : rows.stop])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_of_mnists_format(packed, tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (9, 3, 4), np.uint8)
+    path = tmp_path / f"train-images-idx3-ubyte{'.gz' * packed}"
+    (gzip.open if packed else open)(path, "wb").write(struct.pack(">4I", 0x803, 9, 3, 4) + images.tobytes())
+    matrix = open_matrix(str(path))
+    assert (matrix.n, matrix.shape, matrix.dtype) == (9, (3, 4), np.float32)
+    np.testing.assert_array_equal(matrix.read(range(2, 7)), images[2:7].reshape(5, 12))
+
+
+def test_a_map_is_not_read_as_a_whole(tmp_path):
+    np.save(tmp_path / "x.npy", rows_of_all(50, 8))
+    rows = open_matrix(str(tmp_path / "x.npy")).read(range(10, 20))
+    while isinstance(rows, np.ndarray):
+        rows = rows.base
+    assert isinstance(rows, mmap.mmap)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "error", "message"),
+    [
+        ("x.csv", None, UsageError, "wanted a file that ends in .npy"),
+        ("x.npy", None, DataError, "no such file"),
+        ("x.npy", lambda path: path.write_bytes(b"nonsense"), DataError, "x.npy"),
+        ("x.npy", lambda path: np.save(path, np.zeros((3, 3), complex)), DataError, "complex128 came, real numbers"),
+        ("x.npy", lambda path: np.save(path, np.zeros(3)), DataError, r"the shape \(3,\) came"),
+        ("x.npz", lambda path: np.savez(path, a=np.eye(2), b=np.eye(2)), UsageError, "holds a, b; wanted one of them"),
+        ("x.npz:c", lambda path: np.savez(path, a=np.eye(2)), DataError, "'c' came as the array's name"),
+        ("x.npz", lambda path: path.write_bytes(b"PK nonsense"), DataError, "damaged"),
+        ("x-ubyte", lambda path: path.write_bytes(b"\0\0"), DataError, "a header of"),
+    ],
+)
+def test_files_that_cannot_be(name, make, error, message, tmp_path):
+    if make:
+        make(tmp_path / name.partition(":")[0])
+    with pytest.raises(error, match=message):
+        open_matrix(str(tmp_path / name))
+
+
+def test_a_truncated_file(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, np.zeros((100, 10)))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match="truncated"):
+        open_matrix(str(path))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("kind", ["pca", "svd"])
+def test_results_do_not_depend_on_the_ranks(size, kind, tmp_path):
+    x = rows_of_all(200, 30)
+    np.save(tmp_path / "x.npy", x)
+
+    def program(comm):
+        return decompose_file(str(tmp_path / "x.npy"), tmp_path / "out", kind, comm=comm, n_components=3, tol=1e-13)
+
+    summary = virtual.run(size, program)[0]
+    values, vectors, mean = exact(x, kind == "pca")
+    np.testing.assert_allclose(np.abs(np.sum(np.load(tmp_path / "out/components.npy") * vectors[:3], axis=1)), 1, rtol=1e-9)
+    np.testing.assert_allclose(np.abs(np.load(tmp_path / "out/scores.npy")), np.abs((x - mean) @ vectors[:3].T), atol=1e-8)
+    np.testing.assert_allclose(summary["singular_values"], np.sqrt(values[:3] * 200), rtol=1e-9)
+    assert (tmp_path / "out/mean.npy").exists() == (kind == "pca")
+    assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
+    assert summary["converged"] and summary["rows"] == 200
+
+
+def test_the_commands(mpirun, tmp_path):
+    x = rows_of_all(300, 40, dtype="float32")
+    np.save(tmp_path / "x.npy", x)
+    done = mpirun(3, "mpiddl", "pca", tmp_path / "x.npy", "-k", "0.8", "-o", tmp_path / "out", "--solver", "krylov",
+                  "--whiten", "--tol", "1e-5")
+    assert done.returncode == 0, done.stderr
+    assert "300 x 40 float32 on 3 ranks, krylov" in done.stdout
+    assert "pass " in done.stderr and "error" in done.stderr
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert sum(summary["explained_variance_ratio"]) > 0.8
+    assert summary["history"][-1]["error"] <= 1e-5
+    np.testing.assert_allclose(np.load(tmp_path / "out/scores.npy").std(axis=0, ddof=1), 1, rtol=1e-3)
+
+    again = mpirun(2, "mpiddl", "svd", tmp_path / "x.npy", "-k", "2", "-o", tmp_path / "out", "--quiet")
+    assert again.returncode == 2
+    assert "wanted an empty folder, or --overwrite" in again.stderr
+    again = mpirun(2, "mpiddl", "svd", tmp_path / "x.npy", "-k", "2", "-o", tmp_path / "out", "--quiet", "--overwrite")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == again.stderr == ""
+    assert np.load(tmp_path / "out/components.npy").shape == (2, 40)
+
+
+def test_what_did_not_converge_is_written_and_told(tmp_path):
+    np.save(tmp_path / "x.npy", rows_of_all(500, 60))
+
+    def program(comm):
+        settings = {"n_components": 3, "tol": 1e-14, "solver": "krylov", "max_passes": 2, "random_state": 0}
+        with pytest.raises(ConvergenceError, match="krylov: missed about"):
+            decompose_file(str(tmp_path / "x.npy"), tmp_path / "out", comm=comm, **settings)
+
+    virtual.run(2, program)
+    assert json.loads((tmp_path / "out/summary.json").read_text())["converged"] is False
+    assert np.load(tmp_path / "out/scores.npy").shape == (500, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-k", "many"), "components: got 'many'"),
+        (("-k", "99"), "n_components=99 must be between 1 and"),
+        (("-k", "3", "--solver", "magic"), "solver: got 'magic'"),
+        (("-k", "3", "--no-center", "--whiten"), "whiten: got --no-center"),
+        (("-k", "3", "--tol", "7"), "tol: got 7.0"),
+        ((), "Missing option"),
+    ],
+)
+def test_commands_that_make_no_sense(arguments, message, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", rows_of_all(50, 8))
+    with pytest.raises(SystemExit, match="2"):
+        main(["pca", str(tmp_path / "x.npy"), "-o", str(tmp_path / "out"), *arguments])
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out/components.npy").exists()
