@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from mpiddl.decomposition import PCA, TruncatedSVD
 from mpiddl.errors import ConvergenceError, MismatchError, MpiddlError
+from mpiddl.transport import virtual
 
 EVERYWHERE = pytest.mark.mpi(min_size=1)
 SOLVERS = ["gram", "subsample", "vr", "krylov"]
@@ -223,6 +224,49 @@ def test_variance_reduction_with_any_settings(comm, settings):
     x = rows_of_all(600, 50)
     pca = PCA(4, solver="vr", tol=1e-12, random_state=0, comm=comm, **settings).fit(mine(x, comm, "round robin"))
     check(pca, x, 4, "float64", near=1e-6)
+
+
+def shamirs(gap, n=10_000, d=100):
+    """The matrix of Shamir 2015, section 4: five singular values close behind the first, the rest small."""
+    rng = np.random.default_rng(1)
+    close = 1 - gap * np.array([0, 1, 1.1, 1.2, 1.3, 1.4])
+    sizes = np.concatenate([close, np.abs(rng.standard_normal(d - 6)) / d])
+    left, right = (np.linalg.qr(rng.standard_normal((m, d)))[0] for m in (n, d))
+    return left * sizes @ right.T
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(("gap", "decades", "epochs"), [(0.16, 1.5, 6), (0.05, 1.0, 9), (0.016, 0.3, 25)])
+def test_vr_plain_converges_as_published_on_any_number_of_ranks(comm, gap, decades, epochs):
+    """The paper's figures are 2.2, 1.4 and 0.45 decades an epoch; a rank's steps are P times longer, and P times fewer."""
+    x = shamirs(gap)
+    svd = TruncatedSVD(1, solver="vr-plain", tol=1e-15, max_passes=2 * epochs, random_state=0, comm=comm)
+    with pytest.raises(ConvergenceError):
+        svd.fit(mine(x, comm, "round robin"))
+    error = np.log10(1 - np.array([moment.explained for moment in svd.history_]) * len(x))
+    falling = error[error < -1]
+    falling = falling[: np.argmax(falling < -12) or None]
+    assert (falling[0] - falling[-1]) / (len(falling) - 1) > decades
+
+
+@EVERYWHERE
+def test_vr_plain_of_several_components(comm):
+    x = rows_of_all(400, 12)
+    pca = PCA(2, solver="vr-plain", tol=1e-7, max_passes=60, random_state=0, comm=comm).fit(mine(x, comm))
+    check(pca, x, 2, "float64", near=3e-5)
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+def test_a_late_average_costs_no_more_than_a_pass(delay):
+    """Four virtual ranks with alike rows, averaged four times between passes."""
+    x = rows_of_all(4000, 60)
+
+    def program(comm, delay):
+        settings = {"solver": "vr", "tol": 1e-9, "random_state": 0, "sync_every": 8, "batch_size": 32, "vr_fraction": 1.0}
+        return PCA(3, sync_delay=delay, comm=comm, **settings).fit(mine(x, comm, "round robin")).n_passes_
+
+    with_delay, without = (virtual.run(4, lambda comm, late=late: program(comm, late))[0] for late in (delay, 0))
+    assert with_delay <= without + 2  # a pass, and its share of steps
 
 
 @EVERYWHERE

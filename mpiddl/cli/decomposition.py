@@ -33,7 +33,7 @@ Examples:
   srun mpiddl {name} /scratch/field.nc:t2m -k 10 --solver vr -o /scratch/eof
 """
 
-SOLVERS = ("auto", "gram", "subsample", "vr", "krylov")
+SOLVERS = ("auto", "gram", "subsample", "vr", "vr-plain", "krylov")
 
 
 def add_to(group: click.Group) -> None:

@@ -25,7 +25,7 @@ class PCA(Estimator):
         How many; a float: as many as explain that part of the variance; None: min(n, d) of all rows.
     whiten : bool
         Divide scores by their deviations.
-    solver : {"auto", "gram", "subsample", "vr", "krylov"}
+    solver : {"auto", "gram", "subsample", "vr", "vr-plain", "krylov"}
         docs/decomposition.md says which is for what; the choice of ``auto`` and the reason are ``solver_`` and ``why_``.
     tol : float
         Stop when the explained variance that is still missed is estimated to be at most this part of it.

@@ -19,10 +19,11 @@ from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.sample import covariance, draw, warm_start, warm_start_of
 from mpiddl.decomposition.subsample import Subsample
 from mpiddl.decomposition.variance_reduced import Settings, VarianceReduced
+from mpiddl.decomposition.vr_plain import vr_plain
 from mpiddl.errors import ConvergenceError, UsageError
 from mpiddl.transport.base import IN_PLACE
 
-SOLVERS = ("auto", "gram", "subsample", "vr", "krylov")
+SOLVERS = ("auto", "gram", "subsample", "vr", "vr-plain", "krylov")
 
 OVERSAMPLES = 2
 """Columns beyond those asked for, at least: the first unwanted one tells the error, the next one that one's."""
@@ -105,8 +106,8 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     shape = np.array([rows.n])
     allreduce(comm, IN_PLACE, shape)
     n, d, columns = int(shape[0]), rows.d, min(rows.columns(k + OVERSAMPLES), rows.d)
-    if solver == "vr" and rows.sparse:
-        raise UsageError("solver: got vr for sparse rows, wanted one of auto, krylov, gram")
+    if solver.startswith("vr") and rows.sparse:
+        raise UsageError(f"solver: got {solver} for sparse rows, wanted one of auto, krylov, gram")
     choice = choose(n, d, k, columns, tol, comm.size, rows.sparse) if solver == "auto" else Choice(solver, "asked for")
     history: list[Moment] = []
 
@@ -117,7 +118,8 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
         history.append(Moment(now() - began, effort.passes, effort.rounds, error, explained))
         if tell is not None:
             tell(history[-1])
-        return error <= tol or at_rounding(ritz, k, rows.dtype, 0.5) or _stuck(history) or effort.passes >= most_passes
+        stuck = solver != "vr-plain" and _stuck(history)  # which is slow by nature
+        return error <= tol or at_rounding(ritz, k, rows.dtype, 0.5) or stuck or effort.passes >= most_passes
 
     operator, ritz = _run(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort, done)
     result = _result(ritz, operator, n, k, choice, effort, history)
@@ -141,6 +143,8 @@ def _run(comm: Any, rows: Rows, n: int, k: int, columns: int, solver: str, tol: 
         return operator, gram(comm, operator, n, k, working)
     sample = draw(comm, rows, sample_rows(n, d, columns), seed, effort)
     operator = Covariance(comm, rows, sample.mean, center, effort)
+    if solver == "vr-plain":
+        return operator, vr_plain(comm, operator, k, done, step=vr.step, seed=seed)
     if solver == "subsample":
         products = covariance(comm, sample, center, effort)
         start: Ritz = warm_start_of(comm, products, columns, seed)
