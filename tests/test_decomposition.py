@@ -270,6 +270,51 @@ def test_a_late_average_costs_no_more_than_a_pass(delay):
 
 
 @EVERYWHERE
+@pytest.mark.parametrize("kind", [PCA, TruncatedSVD])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_batches_one_after_the_other(comm, kind, weighted):
+    x = rows_of_all(600, 30)
+    x[:, 10:] *= 1e-3
+    weights = np.random.default_rng(1).integers(1, 4, 600).astype(float) if weighted else np.ones(600)
+    settings = {"n_components": 3, "tol": 1e-13, "random_state": 0, "comm": comm}
+    stream, whole = kind(**settings), kind(**settings)
+    for batch in np.array_split(np.arange(600), [40, 41, 300]):
+        own = batch[DEALS["round robin"](len(batch), comm.size) == comm.rank]
+        stream.partial_fit(x[own], sample_weight=weights[own] if weighted else None)
+    own = DEALS["round robin"](600, comm.size) == comm.rank
+    whole.fit(x[own], sample_weight=weights[own])
+    for name in ("singular_values_", "explained_variance_", "explained_variance_ratio_"):
+        np.testing.assert_allclose(getattr(stream, name), getattr(whole, name), rtol=1e-2, err_msg=name)
+    np.testing.assert_allclose(stream.components_, whole.components_, atol=5e-2)
+    assert stream.n_samples_ == 600
+    if kind is PCA:
+        np.testing.assert_allclose(stream.mean_, whole.mean_, atol=1e-10)
+        np.testing.assert_allclose(stream.noise_variance_, whole.noise_variance_, rtol=1e-2)
+    np.testing.assert_allclose(stream.fit(x[own], sample_weight=weights[own]).components_, whole.components_, atol=1e-10)
+
+
+@EVERYWHERE
+def test_a_stream_that_keeps_all_directions_loses_nothing(comm):
+    x = rows_of_all(200, 6)
+    stream = PCA(3, comm=comm)
+    for batch in np.array_split(np.arange(200), 7):
+        stream.partial_fit(x[batch][comm.rank :: comm.size])
+    check(stream, x, 3, "float64")
+
+
+def test_streams_that_make_no_sense():
+    for pca, x, message in [
+        (PCA(0.5), np.eye(5), "partial_fit wants a number"),
+        (PCA(4), np.eye(5)[:2], "n_components=4 must be between 1 and"),
+        (PCA(2), scipy.sparse.csr_array(np.eye(5)), "got a sparse batch"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            pca.partial_fit(x)
+    with pytest.raises(ValueError, match="expecting 5 features"):
+        PCA(2).partial_fit(np.eye(5)).partial_fit(np.eye(4))
+
+
+@EVERYWHERE
 def test_the_same_seed_gives_the_same_bits(comm):
     x = rows_of_all(600, 70)
     found = [PCA(4, solver="vr", tol=1e-8, random_state=3, comm=comm).fit(mine(x, comm)).components_ for _ in range(2)]

@@ -20,6 +20,7 @@ from mpiddl.decomposition.dense_rows import DenseRows
 from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.solve import SOLVERS, Moment, Result, solve
 from mpiddl.decomposition.sparse_rows import SparseRows
+from mpiddl.decomposition.stream import merged
 from mpiddl.decomposition.variance_reduced import Settings
 from mpiddl.errors import ConvergenceError, DataError, UsageError
 from mpiddl.transport.agree import agreed, check_equal
@@ -56,19 +57,31 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """
         return fitted(self, X, None, sample_weight)
 
-    def _fit(self, X: Any, sample_weight: Any, tell: Callable[[Moment], None] | None) -> None:
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Take in a batch of all ranks' rows after those before; collective. What comes of it is near to what `fit` finds.
+
+        Parameters and errors are those of `fit`; but rows are dense, ``n_components`` is a number or None, and the first
+        batch has as many rows. `fit` begins anew.
+        """
+        self._fit(X, sample_weight, None, after=getattr(self, "_stream", None), stream=True)
+        return self
+
+    def _fit(self, X: Any, sample_weight: Any, tell: Callable[[Moment], None] | None, after: Result | None = None,
+             stream: bool = False) -> None:
         with connected(self.comm, os.environ) as link:
             began = now()
             with _alike(link):
                 self._check_settings()
-                x, weights = self._own_rows(X, sample_weight, link.size)
+                x, weights = self._own_rows(X, sample_weight, link.size, after is None)
+                if stream and issparse(x):
+                    raise UsageError("X: got a sparse batch, wanted a dense one: what stands for earlier rows is dense")
             check_equal(link, "X", {"columns": x.shape[1], "dtype": str(x.dtype), "sample_weight": weights is not None})
             self._check_names(link)
             seed = link.bcast(check_random_state(self.random_state).randint(2**31 - 1) if link.rank == 0 else None)
             with limited_threads(link, self.threads, os.environ) as (threads, _):
                 rows: Rows = (SparseRows if issparse(x) else DenseRows)(x, weights, threads)
                 try:
-                    result = self._solve(link, rows, seed, tell)
+                    result = self._merge(link, rows, seed, after) if stream else self._solve(link, rows, seed, tell)
                 except NotFinite:
                     with _alike(link):
                         _find_bad(x, link)
@@ -79,7 +92,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                     raise
                 finally:
                     self.seconds_, self.n_bytes_ = now() - began, link.meter.bytes
-        self._take(result, x.dtype)
+        self._stream = result if stream else None
+        self._take(result.first(self._wanted_of(result)) if stream else result, x.dtype)
 
     def transform(self, X: Any) -> np.ndarray:
         """Scores of rows, shape (n, n_components_), in the dtype of ``X``. Local."""
@@ -130,12 +144,12 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _settings(self) -> Settings:
         return Settings(self.vr_fraction, self.batch_size, self.step_size, self.sync_every, self.sync_delay)
 
-    def _own_rows(self, X: Any, sample_weight: Any, ranks: int) -> tuple[Any, np.ndarray | None]:
+    def _own_rows(self, X: Any, sample_weight: Any, ranks: int, reset: bool = True) -> tuple[Any, np.ndarray | None]:
         """This rank's rows, C-contiguous, not looked at one by one, and their weights."""
         least = {"ensure_min_samples": 1 if ranks == 1 else 0}
         # Memory maps are left where they are: nothing is looked at, only the first pass tells what is not finite.
         options: dict[str, Any] = {"accept_sparse": "csr", "order": "C", "ensure_all_finite": False, **least}
-        x = validate_data(self, X, dtype=[np.float64, np.float32], **options)
+        x = validate_data(self, X, dtype=[np.float64, np.float32], reset=reset, **options)
         if sample_weight is None:
             return x, None
         weights = check_array(sample_weight, dtype=x.dtype, ensure_2d=False, input_name="sample_weight", **least)
@@ -168,6 +182,26 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             if enough <= k or k == least:
                 return result.first(min(enough, k))
             k = min(2 * k, least)
+
+    def _merge(self, link: Any, rows: Rows, seed: int, after: Result | None) -> Result:
+        """All batches so far."""
+        assert isinstance(rows, DenseRows)
+        n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
+        if not total:
+            raise UsageError("X: got no rows on any rank whose sample_weight is not zero, wanted some")
+        k = self._wanted(n + (after.n if after else 0), rows.d)
+        if not isinstance(k, int) or (after is None and k > n):
+            raise UsageError(f"n_components={self.n_components!r}: partial_fit wants a number, at most the rows of the first "
+                             "batch")
+        return merged(link, rows, after, k, self._center, solver=self.solver, tol=self.tol, seed=seed, vr=self._settings(),
+                      most_passes=self.max_passes)
+
+    def _wanted_of(self, result: Result) -> int:
+        return min(int(self._wanted(result.n, self.n_features_in_)), len(result.values))
+
+    def _wanted(self, n: int, d: int) -> int | float:
+        """Components wanted of ``n`` rows of ``d`` columns, or the share of variance."""
+        raise NotImplementedError
 
     def _take(self, result: Result, dtype: np.dtype) -> None:
         """scikit-learn's attributes from a result."""
