@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -45,6 +46,20 @@ def test_the_job_script_trains(bed, tmp_path):
     state = _end(bed, done.output.split()[-1])
     assert "JobState=COMPLETED" in state, state + "".join(file.read_text() for file in tmp_path.glob("*.log"))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["ranks"] == 4
+
+
+@pytest.mark.limit(180)
+def test_the_job_script_decomposes(bed, tmp_path):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((400, 12)))
+    settings = {"VENV": sys.prefix, "MPI_TYPE": MPI_TYPE, "FILE": str(tmp_path / "x.npy"), "K": "3"}
+    settings["OUT"] = str(tmp_path / "out")
+    words = [f"{name}={value}" for name, value in settings.items()]
+    sbatch = ["sbatch", "--parsable", "--cpus-per-task=1", "--time=5", str(SCRIPT.with_name("pca.sbatch"))]
+    done = bed.exec("login", ["env", *words, *sbatch], cwd=str(tmp_path), timeout_s=60)
+    assert done.returncode == 0, done.output
+    state = _end(bed, done.output.split()[-1])
+    assert "JobState=COMPLETED" in state, state + "".join(file.read_text() for file in tmp_path.glob("*.log"))
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["ranks"] == 4
 
 
 def _end(bed, job):

@@ -39,12 +39,14 @@ class Covariance:
         Of the columns, likewise, whether or not C is centred.
     total : float
         Sum of all weights; without weights, the number of rows.
+    origin : ndarray, shape (d,), float64
+        What passes subtract: a guess at the mean until it is known, zero without ``center``.
     """
 
     def __init__(self, comm: Any, rows: Rows, origin: np.ndarray, center: bool = True, effort: Effort | None = None):
         self.comm, self.rows, self.center = comm, rows, center
         self.effort = effort or Effort()
-        self._origin = origin if center else np.zeros(rows.d)
+        self.origin = origin if center else np.zeros(rows.d)
         self.mean, self.variances = np.zeros(rows.d), np.zeros(rows.d)
         self.total = 0.0
 
@@ -57,7 +59,7 @@ class Covariance:
         """
         d, k = w.shape
         first = self.total == 0.0
-        found = self.rows.sums(w, self._origin, moments=first)
+        found = self.rows.sums(w, self.origin, moments=first)
         message = np.empty(d * k + k + (2 * d + 1 if first else 0))
         message[: d * k] = found.product.reshape(-1)
         message[d * k : d * k + k] = found.shifts
@@ -68,7 +70,7 @@ class Covariance:
         self.effort.passes += 1
         self.effort.rounds += 1
         if first:
-            self._take_moments(message[d * k + k : -1].reshape(2, d), message[-1])
+            self.take_moments(message[d * k + k : -1].reshape(2, d), message[-1])
         product = message[: d * k].reshape(d, k)
         if self.center:
             product -= np.outer(self.mean, message[d * k : d * k + k])
@@ -82,28 +84,24 @@ class Covariance:
         -------------
         Collective: one all-reduce of 2 d + 1 numbers.
         """
-        found = self.rows.sums(np.zeros((self.rows.d, 1)), self._origin, moments=True)
+        found = self.rows.sums(np.zeros((self.rows.d, 1)), self.origin, moments=True)
         message = np.append(found.moments.reshape(-1), self.rows.total)
         allreduce(self.comm, IN_PLACE, message)
         self.effort.rounds += 1
-        self._take_moments(message[:-1].reshape(2, -1), message[-1])
+        self.take_moments(message[:-1].reshape(2, -1), message[-1])
 
-    def moved(self, x: np.ndarray, weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Rows less the mean, times the roots of their weights (empty: ones), in ``dtype``."""
-        moved = np.subtract(x, self.mean.astype(dtype), dtype=dtype) if self.center else x.astype(dtype, copy=False)
-        return moved * np.sqrt(weights, dtype=dtype)[:, None] if weights.size else moved
-
-    def _take_moments(self, moments: np.ndarray, total: float) -> None:
+    def take_moments(self, moments: np.ndarray, total: float) -> None:
+        """From the sums of s (x - origin) and of s (x - origin)^2 over all ranks, and of s."""
         if not np.isfinite(moments).all():
             raise NotFinite
         self.total = total
         if total <= 0:
             return
         first, second = moments / total
-        self.mean = self._origin + first
+        self.mean = self.origin + first
         self.variances = np.maximum(second - first**2, 0.0)
         if self.center:
-            self._origin = self.mean
+            self.origin = self.mean
 
     @property
     def trace(self) -> float:

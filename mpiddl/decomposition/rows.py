@@ -8,6 +8,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+BLOCK_BYTES = 1 << 21
+"""Of rows that are multiplied with each other: the copy of them stays in the third cache."""
+
 
 class Sums(NamedTuple):
     """What one pass adds up over rows x with weights s, all in float64; y = s (x W - m W), m being the origin.
@@ -44,6 +47,23 @@ class Rows(Protocol):
 
     def blocks(self, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """All rows as dense arrays, at most that many at a time, and their weights (empty: ones)."""
+
+
+def block_rows(rows: Rows, dtype: np.dtype) -> int:
+    """Rows of a block in `centred_blocks`."""
+    return max(256, BLOCK_BYTES // (rows.d * dtype.itemsize))
+
+
+def centred_blocks(rows: Rows, origin: np.ndarray, dtype: np.dtype) -> Iterator[np.ndarray]:
+    """All rows less ``origin`` and times the roots of their weights, in ``dtype``; each block is overwritten by the next."""
+    most = block_rows(rows, dtype)
+    room = np.empty((most, rows.d), dtype)
+    centre = origin.astype(dtype)
+    for x, weights in rows.blocks(most):
+        moved = np.subtract(x, centre, out=room[: len(x)], casting="same_kind")
+        if weights.size:
+            moved *= np.sqrt(weights, dtype=dtype)[:, None]
+        yield moved
 
 
 def together(part: Callable[[int], Sums], threads: int, k: int) -> Sums:

@@ -9,7 +9,7 @@ import numpy as np
 from mpiddl.collectives import allreduce
 from mpiddl.decomposition.covariance import Covariance, Effort, NotFinite
 from mpiddl.decomposition.davidson import Ritz, davidson, krylov
-from mpiddl.decomposition.rows import Rows
+from mpiddl.decomposition.rows import Rows, centred_blocks
 from mpiddl.transport.base import IN_PLACE
 
 WARM_PASSES = 6
@@ -34,15 +34,19 @@ def draw(comm: Any, rows: Rows, most: int, seed: int, effort: Effort) -> Sample:
     count = np.array([rows.n])
     allreduce(comm, IN_PLACE, count)
     share = min(1.0, most / max(1, int(count[0])))
-    random = np.random.default_rng([seed, comm.rank, 1])
-    chosen = random.choice(rows.n, round(share * rows.n), replace=False, shuffle=False) if share < 1 else np.arange(rows.n)
-    taken = rows.take(np.sort(chosen))
+    taken = rows.take(_strata(rows.n, round(share * rows.n), np.random.default_rng([seed, comm.rank, 1])))
     message = np.append(taken.weighted_sum(), taken.total)
     allreduce(comm, IN_PLACE, message)
     effort.rounds += 2
     if not np.isfinite(message).all():
         raise NotFinite
     return Sample(taken, message[:-1] / message[-1] if message[-1] > 0 else message[:-1], share)
+
+
+def _strata(n: int, wanted: int, random: np.random.Generator) -> np.ndarray:
+    """``wanted`` of ``n`` row numbers, ascending: one at random from each of so many equal parts."""
+    edges = np.arange(wanted + 1) * n // max(1, wanted)
+    return edges[:-1] + (random.random(wanted) * np.diff(edges)).astype(np.int64)
 
 
 def covariance(comm: Any, sample: Sample, center: bool, effort: Effort) -> np.ndarray:
@@ -56,10 +60,7 @@ def covariance(comm: Any, sample: Sample, center: bool, effort: Effort) -> np.nd
     message = np.zeros(d * d + 1, np.float32)
     origin = sample.mean if center else np.zeros(d)
     products = message[: d * d].reshape(d, d)
-    for x, weights in rows.blocks(4096):
-        moved = (x - origin.astype(x.dtype)).astype(np.float32)
-        if weights.size:
-            moved *= np.sqrt(weights, dtype=np.float32)[:, None]
+    for moved in centred_blocks(rows, origin, np.dtype(np.float32)):
         products += moved.T @ moved
     message[-1] = rows.total
     allreduce(comm, IN_PLACE, message)
