@@ -47,8 +47,13 @@ def choose(n: int, d: int, k: int, columns: int, tol: float, ranks: int, sparse:
 
 
 def sample_rows(n: int, d: int, columns: int) -> int:
-    """Rows of a sample whose covariance costs about half a pass, and tells something."""
+    """Rows of a sample whose covariance costs about half a pass, and tells something of all its directions."""
     return min(n, max(min(n // 8, 3 * n * columns // d), 2 * columns, 256, min(d, n // 4)))
+
+
+def start_rows(n: int, columns: int) -> int:
+    """Rows of a sample on which six passes cost less than half a pass."""
+    return min(n, max(n // 16, 8 * columns, 256))
 
 
 def _passes(tol: float, decades: float) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpiddl.clock import now
 from mpiddl.collectives import allreduce
-from mpiddl.decomposition.choice import Choice, choose, sample_rows
+from mpiddl.decomposition.choice import Choice, choose, sample_rows, start_rows
 from mpiddl.decomposition.covariance import Covariance, Effort
 from mpiddl.decomposition.davidson import Directions, Ritz, davidson, krylov
 from mpiddl.decomposition.estimates import at_rounding, missed_variance
@@ -140,7 +140,8 @@ def _run(comm: Any, rows: Rows, n: int, k: int, columns: int, solver: str, tol: 
         operator = Covariance(comm, rows, sample.mean, center, effort)
         working = rows.dtype if tol >= GRAM_ROUNDING and n > ROWS_OF_SMALL else np.dtype(np.float64)
         return operator, gram(comm, operator, n, k, working)
-    sample = draw(comm, rows, sample_rows(n, d, columns), seed, effort)
+    most = sample_rows(n, d, columns) if solver == "subsample" else start_rows(n, columns)
+    sample = draw(comm, rows, most, seed, effort)
     operator = Covariance(comm, rows, sample.mean, center, effort)
     if solver == "vr-plain":
         return operator, vr_plain(comm, operator, k, done, step=vr.step, seed=seed)
