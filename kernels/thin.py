@@ -39,6 +39,18 @@ def thin_columns(typing, like, vectors, a, lda, b, ldb, s, lds, c, ldc, k, rows)
     return types.void(like, *[types.int64] * 11), emitter(partial(_call, "columns"), _NAMES)
 
 
+@intrinsic
+def fetch(typing, like, address, lines):
+    """Ask for so many cache lines, into the second cache; any address will do."""
+    return types.void(like, types.int64, types.int64), emitter(_write_fetch, "ADDRESS lines")
+
+
+def _write_fetch(lanes, address, lines):
+    builder, step = lanes.builder, 64 // lanes.size
+    with cgutils.for_range(builder, lines, intp=INT64) as line:
+        lanes.prefetch(lanes.at(address, builder.mul(line.index, INT64(step))), write=False)
+
+
 def _call(kind, lanes, vectors, **given):
     """Call the tile of that width: for all its rows, or the one that looks how many there are."""
     builder = lanes.builder

@@ -8,7 +8,7 @@ from typing import NamedTuple
 SMALL = 64
 """Columns, or rows, up to which nothing beats the direct way."""
 
-PASS_RATE, GRAM_RATE, EIGEN_RATE = 80e9, 120e9, 4e9
+PASS_RATE, GRAM_RATE, EIGEN_RATE = 85e9, 75e9, 4e9
 """Operations a second of a core, by which costs are compared: products with a thin block, products with itself, eigenvectors.
 Measured with AVX2 in float32 (docs/decomposition.md); only their ratios matter."""
 
