@@ -121,7 +121,7 @@ def _open_hdf5(path: Path, member: str) -> Matrix:
     try:
         import h5py
     except ImportError:
-        raise UsageError(f"file: {path} needs h5py, which is not installed: pip install h5py") from None
+        raise UsageError(f"file: {path} needs h5py, which is not installed: pip install 'mpiddl[hdf5]'") from None
     with reading(path), h5py.File(path, "r") as file:
         found: list[str] = []
         file.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
