@@ -24,7 +24,7 @@ FILE is one of
 All dimensions but the first are columns. Each rank reads its own rows.
 
 \b
-OUT gets components.npy, scores.npy, summary.json, and with matplotlib scree.png and scores.png{mean}.
+OUT gets components.npy,{mean} scores.npy, summary.json, and with matplotlib scree.png and scores.png.
 
 \b
 Examples:
@@ -57,7 +57,7 @@ def _command(name: str, text: str, centred: bool) -> click.Command:
 
     for option in reversed(_options(centred)):
         command = option(command)
-    return click.command(name, help=text, epilog=EPILOG.format(name=name, mean=", and mean.npy" if centred else ""))(command)
+    return click.command(name, help=text, epilog=EPILOG.format(name=name, mean=" mean.npy," if centred else ""))(command)
 
 
 def _options(centred: bool) -> list[Callable[..., Any]]:
