@@ -58,16 +58,14 @@ def normal_product(x, w, start, weights, origin, out, sums, moments, scratch):
         bottom = min(n, top + FLUSH)
         carried[:] = 0
         column[:] = 0
-        left = 0
-        while left < k:
-            vectors = panel_vectors(k - left, lanes_of(x))
-            wanted = moments.shape[0] > 0 and left == 0
-            for t in range(top, bottom, BLOCK):
-                under = min(bottom, t + BLOCK)
+        for t in range(top, bottom, BLOCK):
+            under, left = min(bottom, t + BLOCK), 0
+            while left < k:
+                vectors = panel_vectors(k - left, lanes_of(x))
                 add_normal(x, w, start, weights, base(carried) + size * left, sums, scratch, t, under, left, vectors)
-                if wanted:
-                    _add_moments(x, origin, weights, column, t, under)
-            left += vectors * lanes_of(x)
+                left += vectors * lanes_of(x)
+            if moments.shape[0]:
+                _add_moments(x, origin, weights, column, t, under)
         for j in range(d):
             for c in range(k):
                 out[j, c] += carried[j * k + c]

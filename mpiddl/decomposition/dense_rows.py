@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpiddl.collectives.base import block_bounds
-from mpiddl.decomposition.rows import Sums, together
+from mpiddl.decomposition.rows import Sums, padded, together
 from mpiddl.kernels.normal_product import normal_product, normal_scratch, padded_columns
 from mpiddl.memory import aligned_zeros
 
@@ -42,16 +42,15 @@ class DenseRows:
         return padded_columns(k, self.dtype.itemsize)
 
     def sums(self, w: np.ndarray, origin: np.ndarray, moments: bool = False) -> Sums:
-        padded = self.columns(w.shape[1])
-        lines = np.zeros((self.d, padded), self.dtype)
-        lines[:, : w.shape[1]] = w
+        columns = self.columns(w.shape[1])
+        lines = padded(w, columns, self.dtype)
         start, centre = -(origin @ lines).astype(self.dtype), origin.astype(self.dtype)
 
         def part(number: int) -> Sums:
             begin, end = block_bounds(self.n, self._parts, number)
-            found = Sums(np.zeros((self.d, padded)), np.zeros(padded), np.zeros((2 if moments else 0, self.d)))
+            found = Sums(np.zeros((self.d, columns)), np.zeros(columns), np.zeros((2 if moments else 0, self.d)))
             weights = self.weights[begin:end]
-            normal_product(self.x[begin:end], lines, start, weights, centre, *found, self._scratch(number, padded))
+            normal_product(self.x[begin:end], lines, start, weights, centre, *found, self._scratch(number, columns))
             return found
 
         return together(part, self._parts, w.shape[1])
@@ -68,7 +67,7 @@ class DenseRows:
         for begin in range(0, self.n, most):
             yield self.x[begin : begin + most], self.weights[begin : begin + most]
 
-    def _scratch(self, number: int, padded: int) -> np.ndarray:
-        if (number, padded) not in self._kept:
-            self._kept[number, padded] = aligned_zeros(normal_scratch(self.d, padded, self.dtype.itemsize), self.dtype)
-        return self._kept[number, padded]
+    def _scratch(self, number: int, columns: int) -> np.ndarray:
+        if (number, columns) not in self._kept:
+            self._kept[number, columns] = aligned_zeros(normal_scratch(self.d, columns, self.dtype.itemsize), self.dtype)
+        return self._kept[number, columns]

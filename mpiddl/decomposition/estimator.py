@@ -55,7 +55,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         ConvergenceError
             On every rank: ``tol`` was not met. The estimator then holds the best result so far.
         """
-        return fitted(self, X, None, sample_weight)
+        self._fit(X, sample_weight, None)
+        return self
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Take in a batch of all ranks' rows after those before; collective. What comes of it is near to what `fit` finds.
@@ -165,9 +166,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     def _solve(self, link: Any, rows: Rows, seed: int, tell: Callable[[Moment], None] | None) -> Result:
         """As many components as are wanted."""
-        n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
-        if not total:
-            raise UsageError("X: got no rows on any rank whose sample_weight is not zero, wanted some")
+        n = _count(link, rows)
         least = min(n, rows.d)
         wanted = self._wanted(n, rows.d)
         settings = {"solver": self.solver, "tol": self.tol, "center": self._center, "seed": seed, "vr": self._settings(),
@@ -186,9 +185,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _merge(self, link: Any, rows: Rows, seed: int, after: Result | None) -> Result:
         """All batches so far."""
         assert isinstance(rows, DenseRows)
-        n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
-        if not total:
-            raise UsageError("X: got no rows on any rank whose sample_weight is not zero, wanted some")
+        n = _count(link, rows)
         k = self._wanted(n + (after.n if after else 0), rows.d)
         if not isinstance(k, int) or (after is None and k > n):
             raise UsageError(f"n_components={self.n_components!r}: partial_fit wants a number, at most the rows of the first "
@@ -217,10 +214,17 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.history_ = result.history
 
 
-def fitted(model: Any, X: Any, tell: Callable[[Moment], None] | None, sample_weight: Any = None) -> Any:
+def fit_telling(model: Estimator, X: Any, tell: Callable[[Moment], None] | None) -> None:
     """`Estimator.fit` with somebody who is told of every pass."""
-    model._fit(X, sample_weight, tell)
-    return model
+    model._fit(X, None, tell)
+
+
+def _count(link: Any, rows: Rows) -> int:
+    """Rows of all ranks."""
+    n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
+    if not total:
+        raise UsageError("X: got no rows on any rank whose sample_weight is not zero, wanted some")
+    return n
 
 
 def _is_number(value: Any) -> bool:

@@ -17,7 +17,7 @@ from scipy.linalg import eigh
 from mpiddl.collectives import allreduce
 from mpiddl.decomposition.covariance import Covariance
 from mpiddl.decomposition.davidson import Ritz
-from mpiddl.decomposition.rows import block_rows, centred_blocks
+from mpiddl.decomposition.rows import centred_blocks
 from mpiddl.transport.base import IN_PLACE
 
 COLUMNS_AT_ONCE = 4096
@@ -39,9 +39,8 @@ def _columns(comm: Any, covariance: Covariance, k: int, dtype: np.dtype) -> tupl
     """From C, (d, d); its diagonal has the columns' variances, and their means come along."""
     rows, d = covariance.rows, covariance.rows.d
     products, sums, origin = np.zeros((d, d)), np.zeros(d), covariance.origin
-    for (_, weights), moved in zip(rows.blocks(block_rows(rows, dtype)), centred_blocks(rows, origin, dtype), strict=True):
+    for moved, roots in centred_blocks(rows, origin, dtype):
         products += moved.T @ moved
-        roots = np.sqrt(weights, dtype=dtype) if weights.size else np.ones(len(moved), dtype)
         sums += roots @ moved
     upper = np.triu_indices(d)
     message = np.concatenate([products[upper], sums, [rows.total]])
@@ -53,9 +52,7 @@ def _columns(comm: Any, covariance: Covariance, k: int, dtype: np.dtype) -> tupl
         apart = covariance.mean - origin
         products -= covariance.total * np.outer(apart, apart)
     products /= covariance.total
-    if comm.rank == 0:
-        result = _leading(products, k)
-    return comm.bcast(result if comm.rank == 0 else None)
+    return comm.bcast(_leading(products, k) if comm.rank == 0 else None)
 
 
 def _rows(comm: Any, covariance: Covariance, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -65,7 +62,8 @@ def _rows(comm: Any, covariance: Covariance, k: int) -> tuple[np.ndarray, np.nda
     counts = comm.allgather(rows.n)
     begin, n = sum(counts[: comm.rank]), sum(counts)
     products = np.zeros((n, n))
-    mine = np.concatenate([np.zeros((0, rows.d)), *map(np.copy, centred_blocks(rows, covariance.origin, np.dtype(np.float64)))])
+    blocks = centred_blocks(rows, covariance.origin, np.dtype(np.float64))
+    mine = np.concatenate([np.zeros((0, rows.d)), *(moved.copy() for moved, _ in blocks)])
     for left in range(0, rows.d, COLUMNS_AT_ONCE):
         part = np.ascontiguousarray(mine[:, left : left + COLUMNS_AT_ONCE])
         whole = np.concatenate(comm.allgather(part))

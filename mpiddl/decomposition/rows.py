@@ -49,21 +49,25 @@ class Rows(Protocol):
         """All rows as dense arrays, at most that many at a time, and their weights (empty: ones)."""
 
 
-def block_rows(rows: Rows, dtype: np.dtype) -> int:
-    """Rows of a block in `centred_blocks`."""
-    return max(256, BLOCK_BYTES // (rows.d * dtype.itemsize))
+def padded(array: np.ndarray, columns: int, dtype: np.dtype) -> np.ndarray:
+    """A copy in ``dtype`` with zeros behind, so that it has ``columns`` columns."""
+    copy = np.zeros((len(array), columns), dtype)
+    copy[:, : array.shape[1]] = array
+    return copy
 
 
-def centred_blocks(rows: Rows, origin: np.ndarray, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """All rows less ``origin`` and times the roots of their weights, in ``dtype``; each block is overwritten by the next."""
-    most = block_rows(rows, dtype)
+def centred_blocks(rows: Rows, origin: np.ndarray, dtype: np.dtype) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """All rows less ``origin`` and times the roots of their weights, and the roots, in ``dtype``; each block of rows is
+    overwritten by the next."""
+    most = max(256, BLOCK_BYTES // (rows.d * dtype.itemsize))
     room = np.empty((most, rows.d), dtype)
     centre = origin.astype(dtype)
     for x, weights in rows.blocks(most):
         moved = np.subtract(x, centre, out=room[: len(x)], casting="same_kind")
+        roots = np.sqrt(weights, dtype=dtype) if weights.size else np.ones(len(moved), dtype)
         if weights.size:
-            moved *= np.sqrt(weights, dtype=dtype)[:, None]
-        yield moved
+            moved *= roots[:, None]
+        yield moved, roots
 
 
 def together(part: Callable[[int], Sums], threads: int, k: int) -> Sums:

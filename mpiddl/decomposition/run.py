@@ -22,7 +22,7 @@ import numpy as np
 from scipy.sparse import issparse
 
 from mpiddl.data.matrix import Matrix, open_matrix
-from mpiddl.decomposition.estimator import fitted
+from mpiddl.decomposition.estimator import fit_telling
 from mpiddl.decomposition.pca import PCA
 from mpiddl.decomposition.pictures import draw
 from mpiddl.decomposition.solve import Moment
@@ -81,7 +81,7 @@ def decompose_file(file: str, out: Path, kind: str = "pca", overwrite: bool = Fa
         model = (PCA if kind == "pca" else TruncatedSVD)(comm=link, **settings)
         failure: ConvergenceError | None = None
         try:
-            fitted(model, rows, partial(tell, link.rank) if tell else None)
+            fit_telling(model, rows, partial(tell, link.rank) if tell else None)
         except ConvergenceError as error:
             failure = error
         summary = _summary(model, matrix, link, failure)

@@ -24,20 +24,18 @@ class Sample(NamedTuple):
     share: float
 
 
-def draw(comm: Any, rows: Rows, most: int, seed: int, effort: Effort) -> Sample:
-    """About ``most`` rows drawn at random from all ranks, from each in proportion to what it has; all rows if they are fewer.
+def draw(comm: Any, rows: Rows, n: int, most: int, seed: int, effort: Effort) -> Sample:
+    """About ``most`` of all ranks' ``n`` rows at random, from each rank in proportion to what it has; all if they are fewer.
 
     Communication
     -------------
-    Collective: two all-reduces, of one and of d + 1 numbers.
+    Collective: one all-reduce of d + 1 numbers.
     """
-    count = np.array([rows.n])
-    allreduce(comm, IN_PLACE, count)
-    share = min(1.0, most / max(1, int(count[0])))
+    share = min(1.0, most / max(1, n))
     taken = rows.take(_strata(rows.n, round(share * rows.n), np.random.default_rng([seed, comm.rank, 1])))
     message = np.append(taken.weighted_sum(), taken.total)
     allreduce(comm, IN_PLACE, message)
-    effort.rounds += 2
+    effort.rounds += 1
     if not np.isfinite(message).all():
         raise NotFinite
     return Sample(taken, message[:-1] / message[-1] if message[-1] > 0 else message[:-1], share)
@@ -60,7 +58,7 @@ def covariance(comm: Any, sample: Sample, center: bool, effort: Effort) -> np.nd
     message = np.zeros(d * d + 1, np.float32)
     origin = sample.mean if center else np.zeros(d)
     products = message[: d * d].reshape(d, d)
-    for moved in centred_blocks(rows, origin, np.dtype(np.float32)):
+    for moved, _ in centred_blocks(rows, origin, np.dtype(np.float32)):
         products += moved.T @ moved
     message[-1] = rows.total
     allreduce(comm, IN_PLACE, message)

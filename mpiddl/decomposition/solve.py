@@ -136,12 +136,12 @@ def _run(comm: Any, rows: Rows, n: int, k: int, columns: int, solver: str, tol: 
     """Warm up on a sample and iterate, or go the direct way."""
     d = rows.d
     if solver == "gram":
-        sample = draw(comm, rows, 256, seed, effort)
+        sample = draw(comm, rows, n, 256, seed, effort)
         operator = Covariance(comm, rows, sample.mean, center, effort)
         working = rows.dtype if tol >= GRAM_ROUNDING and n > ROWS_OF_SMALL else np.dtype(np.float64)
         return operator, gram(comm, operator, n, k, working)
     most = sample_rows(n, d, columns) if solver == "subsample" else start_rows(n, columns)
-    sample = draw(comm, rows, most, seed, effort)
+    sample = draw(comm, rows, n, most, seed, effort)
     operator = Covariance(comm, rows, sample.mean, center, effort)
     if solver == "vr-plain":
         return operator, vr_plain(comm, operator, k, done, step=vr.step, seed=seed)

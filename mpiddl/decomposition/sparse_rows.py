@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives.base import block_bounds
-from mpiddl.decomposition.rows import Sums, together
+from mpiddl.decomposition.rows import Sums, padded, together
 from mpiddl.kernels.normal_product import padded_columns
 from mpiddl.kernels.sparse_product import sparse_moments, sparse_product, sparse_scratch
 
@@ -47,17 +47,16 @@ class SparseRows:
         return padded_columns(k, self.dtype.itemsize)
 
     def sums(self, w: np.ndarray, origin: np.ndarray, moments: bool = False) -> Sums:
-        padded = self.columns(w.shape[1])
-        lines = np.zeros((self.d, padded), self.dtype)
-        lines[:, : w.shape[1]] = w
+        columns = self.columns(w.shape[1])
+        lines = padded(w, columns, self.dtype)
         start = -(origin @ lines).astype(self.dtype)
 
         def part(number: int) -> Sums:
             begin, end = block_bounds(self.n, self.threads, number)
-            found = Sums(np.zeros((self.d, padded)), np.zeros(padded), np.zeros((2 if moments else 0, self.d)))
+            found = Sums(np.zeros((self.d, columns)), np.zeros(columns), np.zeros((2 if moments else 0, self.d)))
             own = self._starts[begin : end + 1], self._indices, self.x.data
             weights = self.weights[begin:end]
-            scratch = np.empty(sparse_scratch(self.d, padded), self.dtype)
+            scratch = np.empty(sparse_scratch(self.d, columns), self.dtype)
             sparse_product(*own, lines, start, weights, found.product, found.shifts, scratch)
             if moments:
                 sparse_moments(*own, weights, found.moments)

@@ -30,6 +30,7 @@ from mpiddl.collectives import iallreduce
 from mpiddl.decomposition.covariance import Covariance
 from mpiddl.decomposition.davidson import Ritz
 from mpiddl.decomposition.dense_rows import DenseRows
+from mpiddl.decomposition.rows import padded
 from mpiddl.errors import UsageError
 from mpiddl.kernels.correction_steps import correction_steps, steps_scratch
 from mpiddl.transport.base import IN_PLACE
@@ -83,7 +84,7 @@ class VarianceReduced:
         k = rows.columns(p)
         scale = max(np.linalg.norm(ritz.residuals, axis=0).max(), np.finfo(float).tiny)
         given = ritz.residuals / scale, ritz.vectors, ritz.values[None]
-        residual, w, values = (_padded(part, k, rows.dtype) for part in given)
+        residual, w, values = (padded(part, k, rows.dtype) for part in given)
         batch, steps, rate = self._lengths(float(ritz.values[0]))
         block = np.zeros((d, k), rows.dtype)
         scratch, sums = np.empty(steps_scratch(d, k), rows.dtype), np.zeros(k)
@@ -133,9 +134,3 @@ class VarianceReduced:
         request, mean, mine = average
         request.Wait()
         block += (mean - mine).astype(block.dtype)
-
-
-def _padded(array: np.ndarray, k: int, dtype: np.dtype) -> np.ndarray:
-    padded = np.zeros((array.shape[0], k), dtype)
-    padded[:, : array.shape[1]] = array
-    return padded
