@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -158,6 +159,17 @@ def link(comm: MPI.Intracomm) -> Iterator[Any]:
     own = connect(comm)
     yield own
     own.Free()
+
+
+@pytest.fixture(scope="session")
+def namespaces() -> None:
+    """A machine on which hosts of a testbed can be made; skips where it gives no namespaces."""
+    from mpiddl.testbed import TestbedError, rights
+
+    try:
+        rights.unshare_command(os.environ)
+    except TestbedError as error:
+        pytest.skip(f"{error}")
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from mpiddl.testbed import Testbed, TestbedError
-from mpiddl.testbed.rights import unshare_command
+from mpiddl.testbed import Testbed
 
 PROGRAM = Path(__file__).parent / "programs" / "sums_on_hosts.py"
 SIZE = 500_001  # 2 MB that no number of ranks divides
@@ -25,12 +23,8 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_bytes_on_the_links(layout):
+def test_bytes_on_the_links(layout, namespaces):
     hosts, ranks, order = LAYOUTS[layout]
-    try:
-        unshare_command(os.environ)
-    except TestbedError as error:
-        pytest.skip(str(error))
     with Testbed(hosts=hosts) as bed:
         done = bed.run([sys.executable, str(PROGRAM), str(SIZE)], ranks_per_host=ranks, order=order, timeout_s=45)
     assert done.returncode == 0, done.output

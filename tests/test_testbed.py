@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 
 import pytest
 
 from mpiddl.errors import UsageError
-from mpiddl.testbed import Testbed, TestbedError, rights
+from mpiddl.testbed import Testbed
 
 MIB = 1 << 20
 WHERE = """
@@ -34,16 +33,11 @@ elif comm.rank == to:
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _namespaces():
-    try:
-        rights.unshare_command(os.environ)
-    except TestbedError as error:
-        pytest.skip(f"{error}")
+pytestmark = pytest.mark.usefixtures("namespaces")
 
 
 @pytest.fixture(scope="module")
-def bed():
+def bed(namespaces):
     """Three hosts that the tests of this file share."""
     with Testbed(hosts=3, rate="1gbit") as bed:
         yield bed

@@ -20,12 +20,7 @@ from mpiddl.testbed.program import sweep
 PYTHON = ["python", "-c"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _namespaces():
-    try:
-        rights.unshare_command(os.environ)
-    except TestbedError as error:
-        pytest.skip(f"{error}")
+pytestmark = pytest.mark.usefixtures("namespaces")
 
 
 @pytest.fixture

@@ -35,7 +35,22 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     """A decomposition with scikit-learn's face; ``comm`` is passed on by `clone`, and left out of a pickle."""
 
     _center = True
-    comm: Any
+
+    def __init__(self, n_components: Any, solver: str, tol: float, random_state: Any, comm: Any, threads: int,
+                 vr_fraction: float, batch_size: int | None, step_size: float, sync_every: int | None, sync_delay: int,
+                 max_passes: Any):
+        self.n_components = n_components
+        self.solver = solver
+        self.tol = tol
+        self.random_state = random_state
+        self.comm = comm
+        self.threads = threads
+        self.vr_fraction = vr_fraction
+        self.batch_size = batch_size
+        self.step_size = step_size
+        self.sync_every = sync_every
+        self.sync_delay = sync_delay
+        self.max_passes = max_passes
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Find the components of all ranks' rows; collective.
@@ -89,7 +104,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                     raise
                 except ConvergenceError as error:
                     assert isinstance(error.best, Result)
-                    self._take(error.best, x.dtype)
+                    self._take(error.best.first(self._wanted_of(error.best)) if stream else error.best, x.dtype)
                     raise
                 finally:
                     self.seconds_, self.n_bytes_ = now() - began, link.meter.bytes
@@ -169,8 +184,10 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         n = _count(link, rows)
         least = min(n, rows.d)
         wanted = self._wanted(n, rows.d)
-        settings = {"solver": self.solver, "tol": self.tol, "center": self._center, "seed": seed, "vr": self._settings(),
-                    "most_passes": self.max_passes, "tell": tell}  # fmt: skip
+        settings: dict[str, Any] = {
+            "solver": self.solver, "tol": self.tol, "center": self._center, "seed": seed, "vr": self._settings(),
+            "most_passes": self.max_passes, "tell": tell,
+        }  # fmt: skip
         if isinstance(wanted, int):
             return solve(link, rows, wanted, **settings)
         k = least if least <= GRAM_MOST or self.solver == "gram" else 16

@@ -76,19 +76,9 @@ class PCA(Estimator):
                  tol: float = 1e-8, random_state: Any = None, comm: Any = None, threads: int = 0, vr_fraction: float = 0.25,
                  batch_size: int | None = None, step_size: float = 1.0, sync_every: int | None = None, sync_delay: int = 0,
                  max_passes: float = 200):
-        self.n_components = n_components
+        super().__init__(n_components, solver, tol, random_state, comm, threads, vr_fraction, batch_size, step_size, sync_every,
+                         sync_delay, max_passes)
         self.whiten = whiten
-        self.solver = solver
-        self.tol = tol
-        self.random_state = random_state
-        self.comm = comm
-        self.threads = threads
-        self.vr_fraction = vr_fraction
-        self.batch_size = batch_size
-        self.step_size = step_size
-        self.sync_every = sync_every
-        self.sync_delay = sync_delay
-        self.max_passes = max_passes
 
     def get_covariance(self) -> np.ndarray:
         """The covariance of the probabilistic model: components, and noise in all other directions; shape (d, d)."""
@@ -104,7 +94,7 @@ class PCA(Estimator):
             raise UsageError(f"n_samples={n}: a variance takes two rows at least, wanted more than 1 sample")
         if wanted is None:
             return least
-        if isinstance(wanted, Integral) and not isinstance(wanted, bool) and 1 <= wanted <= least:
+        if isinstance(wanted, Integral) and not isinstance(wanted, bool) and 1 <= int(wanted) <= least:
             return int(wanted)
         if isinstance(wanted, (float, np.floating)) and 0 < wanted < 1:
             return float(wanted)

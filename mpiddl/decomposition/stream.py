@@ -26,6 +26,7 @@ from mpiddl.collectives import allreduce
 from mpiddl.decomposition.covariance import NotFinite
 from mpiddl.decomposition.dense_rows import DenseRows
 from mpiddl.decomposition.solve import Result, solve
+from mpiddl.errors import ConvergenceError
 from mpiddl.transport.base import IN_PLACE
 
 
@@ -52,10 +53,18 @@ def merged(comm: Any, rows: DenseRows, earlier: Result | None, k: int, center: b
     else:
         rows = DenseRows(x, rows.weights if rows.weights.size else None, rows.threads)
     stacked = sum(comm.allgather(rows.n))
-    found = solve(comm, rows, min(2 * k, stacked, rows.d), center=False, **settings)
+    failure: ConvergenceError | None = None
+    try:
+        found = solve(comm, rows, min(2 * k, stacked, rows.d), center=False, **settings)
+    except ConvergenceError as error:
+        assert isinstance(error.best, Result)
+        found, failure = error.best, error
     scale = found.total / (total + (earlier.total if earlier else 0.0))
     own = replace(found, n=n, total=total, mean=mean, values=found.values * scale, errors=found.errors * scale)
-    return _with_moments(own, found, earlier, center)
+    result = _with_moments(own, found, earlier, center)
+    if failure is not None:
+        raise ConvergenceError(str(failure), result)
+    return result
 
 
 def _with_moments(own: Result, found: Result, earlier: Result | None, center: bool) -> Result:

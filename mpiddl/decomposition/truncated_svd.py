@@ -53,23 +53,13 @@ class TruncatedSVD(Estimator):
     def __init__(self, n_components: int = 2, *, solver: str = "auto", tol: float = 1e-8, random_state: Any = None,
                  comm: Any = None, threads: int = 0, vr_fraction: float = 0.25, batch_size: int | None = None,
                  step_size: float = 1.0, sync_every: int | None = None, sync_delay: int = 0, max_passes: float = 200):
-        self.n_components = n_components
-        self.solver = solver
-        self.tol = tol
-        self.random_state = random_state
-        self.comm = comm
-        self.threads = threads
-        self.vr_fraction = vr_fraction
-        self.batch_size = batch_size
-        self.step_size = step_size
-        self.sync_every = sync_every
-        self.sync_delay = sync_delay
-        self.max_passes = max_passes
+        super().__init__(n_components, solver, tol, random_state, comm, threads, vr_fraction, batch_size, step_size, sync_every,
+                         sync_delay, max_passes)
 
     def _wanted(self, n: int, d: int) -> int | float:
         """Components wanted of ``n`` rows."""
         wanted, least = self.n_components, min(n, d)
-        if isinstance(wanted, Integral) and not isinstance(wanted, bool) and 1 <= wanted <= least:
+        if isinstance(wanted, Integral) and not isinstance(wanted, bool) and 1 <= int(wanted) <= least:
             return int(wanted)
         raise UsageError(f"n_components={wanted!r} must be between 1 and min(n_samples, n_features)={least}")
 
