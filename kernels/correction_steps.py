@@ -18,24 +18,22 @@ _HEIGHTS = (0, *HEIGHT.values())
 
 def steps_scratch(d: int, columns: int) -> int:
     """Elements of scratch memory that `correction_steps` needs."""
-    return 2 * BLOCK * columns + d * columns + BLOCK * (d + 1) + columns * columns + columns
+    return 2 * BLOCK * columns + d * columns + columns * columns + columns
 
 
 @kernel
-def correction_steps(x, weights, mean, groups, size, rate, values, residual, w, every, block, sums, scratch):
-    """One step for each line of `groups`, which says where its groups of `size` adjacent rows begin; in place on `block`.
+def correction_steps(x, weights, mean, groups, rate, values, residual, w, every, block, sums, scratch):
+    """One step for each line of `groups`, which says where its groups of BLOCK adjacent rows begin; in place on `block`.
 
     x (n, d), mean (d,), values (k,), residual, w and block (d, k) and `scratch` (`steps_scratch`) are C-contiguous and of one
     float dtype; k is a multiple of the lanes. weights (n,), or empty: ones. sums (k,) is float64 scratch. `block` is made
-    orthogonal to `w` after `every` steps and at the end. BLOCK is a multiple of `size`.
+    orthogonal to `w` after `every` steps and at the end.
     """
     d, k = block.shape
     image = scratch[2 * BLOCK * k : 2 * BLOCK * k + d * k].reshape(d, k)
     rest = scratch[2 * BLOCK * k + d * k :]
-    batch = rest[: BLOCK * d].reshape(BLOCK, d)
-    start = rest[BLOCK * d : BLOCK * d + k]
-    inner = rest[BLOCK * d + k : BLOCK * d + k + k * k].reshape(k, k)
-    factors = rest[BLOCK * d + k + k * k :][: BLOCK if weights.size else 0]
+    start = rest[:k]
+    inner = rest[k : k + k * k].reshape(k, k)
     one, eta = x.dtype.type(1), x.dtype.type(rate)
     for step in range(groups.shape[0]):
         image[:] = 0
@@ -44,7 +42,7 @@ def correction_steps(x, weights, mean, groups, size, rate, values, residual, w, 
         for j in range(d):
             for c in range(k):
                 start[c] -= mean[j] * block[j, c]
-        mass = _add_batch(x, weights, groups[step], size, block, start, factors, batch, image, sums, scratch)
+        mass = _add_batch(x, weights, groups[step], block, start, image, sums, scratch)
         scale = x.dtype.type(rate / mass)
         for c in range(k):
             start[c] = sums[c]
@@ -57,29 +55,20 @@ def correction_steps(x, weights, mean, groups, size, rate, values, residual, w, 
 
 
 @inlined
-def _add_batch(x, weights, starts, size, block, start, factors, batch, image, sums, scratch):
-    """image += X_b^T (X_b block + start), rows gathered by blocks; returns their weight."""
+def _add_batch(x, weights, starts, block, start, image, sums, scratch):
+    """image += X_b^T (X_b block + start), group after group of rows; returns their weight."""
     n, d = x.shape
     k, lanes, mass = block.shape[1], lanes_of(x), 0.0
-    filled = 0
     for g in range(starts.size):
-        for i in range(starts[g], min(n, starts[g] + size)):
-            if weights.size:
-                factors[filled] = weights[i]
-                mass += weights[i]
-            else:
-                mass += 1
-            for j in range(d):
-                batch[filled, j] = x[i, j]
-            filled += 1
-        if filled + size > BLOCK or g + 1 == starts.size:
-            left = 0
-            while left < k:
-                vectors = panel_vectors(k - left, lanes)
-                place = base(image) + size_of(x) * left
-                add_normal(batch, block, start, factors, place, sums, scratch, 0, filled, left, vectors)
-                left += vectors * lanes
-            filled = 0
+        top, bottom, left = starts[g], min(n, starts[g] + BLOCK), 0
+        ahead = base(x) + size_of(x) * starts[min(g + 1, starts.size - 1)] * d
+        while left < k:
+            vectors = panel_vectors(k - left, lanes)
+            place = base(image) + size_of(x) * left
+            add_normal(x, block, start, weights, place, sums, scratch, top, bottom, left, vectors, ahead if left == 0 else 0)
+            left += vectors * lanes
+        for i in range(top, bottom):
+            mass += weights[i] if weights.size else 1
     return mass
 
 

@@ -60,9 +60,10 @@ def normal_product(x, w, start, weights, origin, out, sums, moments, scratch):
         column[:] = 0
         for t in range(top, bottom, BLOCK):
             under, left = min(bottom, t + BLOCK), 0
+            ahead = base(x) + size * under * d if size * d <= SHORT_ROW else 0
             while left < k:
                 vectors = panel_vectors(k - left, lanes_of(x))
-                add_normal(x, w, start, weights, base(carried) + size * left, sums, scratch, t, under, left, vectors)
+                add_normal(x, w, start, weights, base(carried) + size * left, sums, scratch, t, under, left, vectors, ahead)
                 left += vectors * lanes_of(x)
             if moments.shape[0]:
                 _add_moments(x, origin, weights, column, t, under)
@@ -96,8 +97,11 @@ def panel_vectors(cols, lanes, most=MOST_VECTORS):
 
 
 @inlined
-def add_normal(x, w, start, weights, target, sums, scratch, top, bottom, left, vectors):
-    """For a block of rows and one panel of columns: the sums of `normal_product`, the product's to the address `target`."""
+def add_normal(x, w, start, weights, target, sums, scratch, top, bottom, left, vectors, ahead):
+    """For a block of rows and one panel of columns: the sums of `normal_product`, the product's to the address `target`.
+
+    Rows `ahead`, an address other than 0, are asked for meanwhile, as many as these.
+    """
     d, k, size, width, rows = x.shape[1], w.shape[1], size_of(x), vectors * lanes_of(x), bottom - top
     y, height = base(scratch), _HEIGHTS[vectors]
     for j in range(0, d, DEPTH):
@@ -113,8 +117,8 @@ def add_normal(x, w, start, weights, target, sums, scratch, top, bottom, left, v
             scratch[i * width + c] = value
             sums[left + c] += value
     # While this block is multiplied from the cache, the next one comes from memory: a share of it for each tile.
-    share = (rows * size * height + 63) // 64 if size * d <= SHORT_ROW else 0
+    share = (rows * size * height + 63) // 64 if ahead else 0
     for j in range(0, d, height):
-        place, coming = target + size * j * k, base(x) + size * bottom * d + 64 * share * (j // height)
+        place, coming = target + size * j * k, ahead + 64 * share * (j // height)
         fetch(x, coming, share)
         thin_columns(x, vectors, base(x) + size * (top * d + j), d, y, width, place, k, place, k, rows, min(height, d - j))

@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 
 from .lanes import INT64, REGISTERS, Lanes, emitter
 
-HEIGHT = {1: 14, 2: 12, 3: 8} if REGISTERS == 32 else {1: 12, 2: 6, 3: 4}
+HEIGHT = {1: 14, 2: 12, 3: 8} if REGISTERS == 32 else {1: 8, 2: 6, 3: 4}
 """Rows of a tile for so many vectors of columns: sums, one row of B and one element of A fill the registers."""
 
 _NAMES = "vectors A lda B ldb S lds C ldc k rows"

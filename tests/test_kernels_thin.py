@@ -13,7 +13,7 @@ from test_kernels_dense import blank, close, draw, guarded, intact
 DTYPES = ["float32", "float64"]
 SHAPES = [(0, 3, 1), (1, 1, 1), (2, 5, 3), (BLOCK - 1, 13, 7), (BLOCK + 1, 40, 17), (100, 7, 30), (61, 5000, 9),
           (FLUSH + 5, 3, 60)]  # fmt: skip
-STEPS = [(40, 9, 3, 8, 16), (41, 30, 20, 8, 40), (5, 4, 1, 4, 8), (100, 33, 9, 1, 30)]
+STEPS = [(40, 9, 3, 48), (49, 30, 20, 48), (5, 4, 1, 24), (100, 33, 9, 72)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -87,8 +87,8 @@ def test_a_pass_over_sparse_rows(n, d, k, dtype, weighted):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(("n", "d", "k", "size", "batch"), STEPS)
-def test_steps(n, d, k, size, batch, dtype, weighted):
+@pytest.mark.parametrize(("n", "d", "k", "batch"), STEPS)
+def test_steps(n, d, k, batch, dtype, weighted):
     kind, rng = np.dtype(dtype), np.random.default_rng(7)
     columns, steps, every, rate = padded_columns(k, kind.itemsize), 5, 2, 0.05
     x, mean, residual = draw(dtype, n, d), draw(dtype, d, seed=1), draw(dtype, d, columns, seed=2)
@@ -96,16 +96,16 @@ def test_steps(n, d, k, size, batch, dtype, weighted):
     w = np.zeros((d, columns))
     w[:, : min(k, d)] = np.linalg.qr(rng.standard_normal((d, min(k, d))))[0]
     w, values = guarded(w.astype(dtype)), guarded(np.linspace(3, 1, columns).astype(dtype))
-    groups = guarded(rng.integers(0, -(-n // size), (steps, batch // size)) * size)
+    groups = guarded(rng.integers(0, -(-n // BLOCK), (steps, batch // BLOCK)) * BLOCK)
     block, sums = guarded(np.zeros((d, columns), dtype)), guarded(np.zeros(columns))
     scratch = blank(steps_scratch(d, columns), dtype)
-    correction_steps(x, weights, mean, groups, size, rate, values, residual, w, every, block, sums, scratch)
+    correction_steps(x, weights, mean, groups, rate, values, residual, w, every, block, sums, scratch)
     assert intact(x, weights, mean, residual, w, values, groups, block, scratch, sums)
 
     wanted = np.zeros((d, columns))
     factor = weights.astype(float) if weighted else np.ones(n)
     for step, starts in enumerate(groups, 1):
-        rows = np.concatenate([np.arange(start, min(start + size, n)) for start in starts])
+        rows = np.concatenate([np.arange(start, min(start + BLOCK, n)) for start in starts])
         moved = x[rows].astype(float) - mean
         product = moved.T @ (factor[rows, None] * (moved @ wanted)) / factor[rows].sum()
         wanted = wanted * (1 - rate * values) + rate * (product + residual)

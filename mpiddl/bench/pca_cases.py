@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpiddl.data import open_data
+from mpiddl.disk import writing
 
 BLOCK = 20_000
+LARGE_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,26 @@ def gaussian(n: int, d: int, spectrum: np.ndarray, dtype: str, seed: int, exact:
         x[begin : begin + rows] = (z[begin : begin + rows] if exact else rng.standard_normal((rows, d))) @ turned
     x -= x.mean(axis=0, dtype=np.float64).astype(dtype)
     return x
+
+
+def write_large(path: Path, n: int = 1_000_000, d: int = 4096) -> Path:
+    """A file of n x d numbers, 16 GB: spectrum (1 + i/10)^-1, turned by four reflections; not made again if it is there."""
+    rng = np.random.default_rng(7)
+    scale = np.sqrt((1 + np.arange(d) / 10) ** -1.0).astype(np.float32)
+    mirrors = rng.standard_normal((4, d), np.float32)
+    mirrors /= np.linalg.norm(mirrors, axis=1)[:, None]
+    if not path.exists() or path.stat().st_size < n * d * 4:
+        aside = path.with_name(f".writing-{path.name}")
+        with writing(path.parent), open(aside, "wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (n, d)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for begin in range(0, n, LARGE_BLOCK):
+                rows = rng.standard_normal((min(LARGE_BLOCK, n - begin), d), np.float32) * scale
+                for mirror in mirrors:
+                    rows -= 2 * np.outer(rows @ mirror, mirror)
+                file.write(rows.data)
+            aside.replace(path)
+    return path
 
 
 def wide() -> np.ndarray:

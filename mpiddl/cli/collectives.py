@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from mpiddl.cli.sizes import parse_size
 from mpiddl.errors import UsageError
 
 KINDS = {
@@ -15,7 +16,6 @@ KINDS = {
     "allgather": "Put the ranks' blocks together on all: ring",
     "reduce-scatter": "Sum the ranks' arrays, a block for each: ring",
 }
-_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 EPILOG = """
 \b
@@ -68,16 +68,4 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float) -
 
 
 def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    return tuple(_size(part.strip()) for part in value.rstrip(",").split(","))
-
-
-def _size(text: str) -> int:
-    digits = text.rstrip("BbIiKkMmGg")
-    unit = text[len(digits):].upper()
-    try:
-        size = int(float(digits) * _UNITS[unit])
-    except (ValueError, KeyError, OverflowError):
-        size = 0
-    if size < 1:
-        raise UsageError(f"sizes: got {text!r}, wanted a number with B, KiB, MiB or GiB, such as 256KiB")
-    return size
+    return tuple(parse_size(part.strip(), "sizes") for part in value.rstrip(",").split(","))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mpiddl.cli.sizes import parse_size
 from mpiddl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ FILE is one of
   x.npy                            numpy's array; C order in float32 or float64 may be larger than memory
   x.npz, x.npz:NAME                an archive of arrays; scipy.sparse.save_npz's matrix
   train-images-idx3-ubyte[.gz]     MNIST's format
-  x.h5:NAME, x.nc:NAME             HDF5 and NetCDF-4, where h5py is installed
-All dimensions but the first are columns. Each rank reads its own rows.
+  x.h5:NAME, x.nc:NAME             HDF5 and NetCDF-4, where h5py is installed; NetCDF-3
+All dimensions but the first are columns. Each rank reads its own rows; files may be larger than memory (--memory) but for
+compressed ones and sparse matrices.
 
 \b
 OUT gets components.npy,{mean} scores.npy, summary.json, and with matplotlib scree.png and scores.png.
@@ -30,7 +32,7 @@ OUT gets components.npy,{mean} scores.npy, summary.json, and with matplotlib scr
 Examples:
   mpiexec -n 4 mpiddl {name} x.npy -k 20 -o out
   mpiexec -n 2 mpiddl {name} train-images-idx3-ubyte.gz -k 50 --tol 1e-6 -o runs/fashion-{name}
-  srun mpiddl {name} /scratch/field.nc:t2m -k 10 --solver vr -o /scratch/eof
+  srun mpiddl {name} /scratch/field.nc:sst -k 10 --mask auto --column-weights areas.npy -o /scratch/eof
 """
 
 SOLVERS = ("auto", "gram", "subsample", "vr", "vr-plain", "krylov")
@@ -51,6 +53,7 @@ def _command(name: str, text: str, centred: bool) -> click.Command:
         if kind == "svd" and settings.pop("whiten", False):
             raise UsageError("whiten: got --no-center, wanted it with --center: scores about zero have no deviation")
         settings["random_state"] = settings.pop("seed")
+        settings["memory"] = parse_size(settings["memory"], "memory")
         summary = decompose_file(file, out, kind, overwrite, None if quiet else _Passes(settings["tol"]), **settings)
         if not quiet:
             _show(summary, out)
@@ -75,9 +78,15 @@ def _options(centred: bool) -> list[Callable[..., Any]]:
         click.option("--tol", default=1e-8, show_default=True, metavar="X",
                      help="Stop when so small a part of the explained variance is missed, by estimate."),
         *(own if centred else []),
+        click.option("--mask", metavar="auto|FILE", help="Leave columns out: those missing in the first row, or where "
+                     "an .npy of a row's shape is 0."),
+        click.option("--column-weights", metavar="FILE",
+                     help="An .npy of a row's shape: how much columns count, such as areas."),
+        click.option("--memory", default="512MiB", show_default=True, metavar="SIZE",
+                     help="Of a rank's rows; more are read in every pass."),
         click.option("--seed", default=0, show_default=True, metavar="N", help="Of samples and mini-batches."),
         click.option("--threads", default=0, metavar="N", help="Of a rank; 0: the node's cores divided by its ranks."),
-        click.option("--vr-fraction", default=0.25, show_default=True, metavar="X", help="vr: part of a pass between two."),
+        click.option("--vr-fraction", default=0.125, show_default=True, metavar="X", help="vr: part of a pass between two."),
         click.option("--batch-size", type=int, metavar="N", help="vr: rows a step; from the data if not given."),
         click.option("--step-size", default=1.0, show_default=True, metavar="X", help="vr: times the automatic step."),
         click.option("--sync-every", type=int, metavar="N", help="vr: steps between averages; one at the end if not given."),

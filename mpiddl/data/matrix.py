@@ -6,8 +6,10 @@
 | ``.npz``, ``.npz:NAME`` | an archive of arrays with one, or the one of that name; or `scipy.sparse.save_npz`'s matrix |
 | ``-ubyte``, ``-ubyte.gz`` | MNIST's format |
 | ``.h5:NAME``, ``.hdf5:NAME``, ``.nc:NAME`` | a data set of an HDF5 or NetCDF-4 file, where h5py is installed |
+| ``.nc:NAME`` | a variable of a NetCDF-3 file |
 
-All dimensions but the first are taken together as columns.
+All dimensions but the first are taken together as columns. Numbers that a file packs (``scale_factor``, ``add_offset``) are
+unpacked, and those that it calls missing (``_FillValue``, ``missing_value``) are NaN: the conventions of NetCDF, in HDF5 too.
 """
 
 from __future__ import annotations
@@ -15,17 +17,18 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.sparse import issparse
 
 from ..errors import DataError, UsageError
 from .idx import open_idx
 from .npy import open_member, open_npy
-from .rows import RowArray, reading
+from .rows import MappedRows, RowArray, StreamedRows, reading
 
 HDF5 = (".h5", ".hdf5", ".nc", ".nc4")
 WANTED = "a file that ends in .npy, .npz, -ubyte, -ubyte.gz, .h5:NAME or .nc:NAME"
@@ -35,7 +38,9 @@ WANTED = "a file that ends in .npy, .npz, -ubyte, -ubyte.gz, .h5:NAME or .nc:NAM
 class Matrix:
     """A matrix of ``n`` rows, each of ``shape`` (before it is made flat); ``read(range)`` gives some of them.
 
-    What it gives is an array (len(range), d) of float32 or float64, or a SciPy CSR matrix.
+    What it gives is an array (len(range), d) of float32 or float64, or a SciPy CSR matrix: a view of the file if it is
+    `mapped`, else read. `parts`: some rows can be read without the others. `kept`: which columns it has, None: all; `factors`
+    of the file's columns: what they have been multiplied by, None: nothing.
     """
 
     name: str
@@ -43,10 +48,40 @@ class Matrix:
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[range], Any]
+    mapped: bool = False
+    parts: bool = True
+    kept: np.ndarray | None = None
+    factors: np.ndarray | None = None
 
     @property
     def d(self) -> int:
-        return prod(self.shape)
+        return prod(self.shape) if self.kept is None else int(self.kept.sum())
+
+    def missing(self) -> np.ndarray:
+        """Which columns are not finite in the first row, (d,)."""
+        first = self.read(range(min(1, self.n)))
+        return ~np.isfinite(first.toarray() if issparse(first) else first).all(axis=0)
+
+    def select(self, kept: np.ndarray, factors: np.ndarray | None = None) -> Matrix:
+        """The columns where ``kept`` (d,) is True, each times its one of ``factors`` (d,)."""
+        scale = None if factors is None else factors[kept].astype(self.dtype)
+
+        def read(rows: range) -> Any:
+            x = self.read(rows)[:, places]
+            if scale is None:
+                return x
+            return x.multiply(scale).tocsr() if issparse(x) else np.multiply(x, scale, out=x)
+
+        places = np.flatnonzero(kept)
+        return replace(self, read=read, mapped=False, kept=kept, factors=factors)
+
+    def spread(self, columns: np.ndarray) -> np.ndarray:
+        """What belongs to columns (..., d), with NaN for those that are not kept."""
+        if self.kept is None:
+            return columns
+        whole = np.full((*columns.shape[:-1], len(self.kept)), np.nan, columns.dtype)
+        whole[..., self.kept] = columns
+        return whole
 
 
 def open_matrix(name: str) -> Matrix:
@@ -63,7 +98,7 @@ def open_matrix(name: str) -> Matrix:
     if path.endswith(".npz"):
         return _open_archive(Path(path), member)
     if path.endswith(HDF5):
-        return _open_hdf5(Path(path), member)
+        return (_open_netcdf3 if _begins(path, b"CDF") else _open_hdf5)(Path(path), member)
     if path.endswith(".npy"):
         return _of_rows(open_npy(Path(path)))
     if path.removesuffix(".gz").endswith("-ubyte"):
@@ -81,7 +116,8 @@ def _of_rows(array: RowArray) -> Matrix:
         return np.ascontiguousarray(array.read([rows])[0].reshape(len(rows), prod(array.shape[1:])), dtype)
 
     dtype = _check(array.name, array.shape, array.dtype)
-    return Matrix(array.name, array.shape[0], tuple(array.shape[1:]), dtype, read)
+    mapped = isinstance(array, MappedRows) and array.dtype == dtype and not array.fortran
+    return Matrix(array.name, array.shape[0], tuple(array.shape[1:]), dtype, read, mapped, not isinstance(array, StreamedRows))
 
 
 def _check(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.dtype:
@@ -114,7 +150,8 @@ def _open_sparse(path: Path) -> Matrix:
     except (ValueError, KeyError) as error:
         raise DataError(f"{path}: damaged, or no sparse matrix ({error})") from None
     dtype = _check(str(path), whole.shape, whole.dtype)
-    return Matrix(str(path), whole.shape[0], whole.shape[1:], dtype, lambda rows: whole[rows.start : rows.stop].astype(dtype))
+    return Matrix(str(path), whole.shape[0], whole.shape[1:], dtype, lambda rows: whole[rows.start : rows.stop].astype(dtype),
+                  parts=False)
 
 
 def _open_hdf5(path: Path, member: str) -> Matrix:
@@ -125,13 +162,72 @@ def _open_hdf5(path: Path, member: str) -> Matrix:
     with reading(path), h5py.File(path, "r") as file:
         found: list[str] = []
         file.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
-        if member.lstrip("/") not in found:
-            raise UsageError(f"file: {path} holds {', '.join(found) or 'nothing'}; wanted one of them: {path}:NAME")
-        shape, kind = file[member].shape, file[member].dtype
-    dtype = _check(f"{path}:{member}", shape, kind)
+        _check_member(path, member.lstrip("/"), found)
+        shape, kind, meaning = file[member].shape, file[member].dtype, _meaning(file[member].attrs.get)
 
     def read(rows: range) -> np.ndarray:
         with reading(path), h5py.File(path, "r") as opened:  # each rank for itself, its own rows
-            return opened[member][rows.start : rows.stop].reshape(len(rows), prod(shape[1:])).astype(dtype, copy=False)
+            return opened[member][rows.start : rows.stop]
 
-    return Matrix(f"{path}:{member}", shape[0], tuple(shape[1:]), dtype, read)
+    return _of_variable(f"{path}:{member}", shape, kind, meaning, read)
+
+
+def _open_netcdf3(path: Path, member: str) -> Matrix:
+    from scipy.io import netcdf_file
+
+    def opened() -> Any:
+        try:
+            return netcdf_file(path, "r", mmap=True, maskandscale=False)
+        except (ValueError, TypeError, IndexError) as error:
+            raise DataError(f"{path}: truncated, damaged, or a kind of NetCDF that SciPy does not read ({error})") from None
+
+    with reading(path), opened() as file:
+        _check_member(path, member, list(file.variables))
+        shape, kind = file.variables[member].shape, file.variables[member].data.dtype
+        meaning = _meaning(lambda name: getattr(file.variables[member], name, None))
+
+    def read(rows: range) -> np.ndarray:
+        with reading(path), opened() as again:
+            return np.array(again.variables[member].data[rows.start : rows.stop], kind.newbyteorder("="))
+
+    return _of_variable(f"{path}:{member}", shape, kind, meaning, read)
+
+
+def _check_member(path: Path, member: str, found: list[str]) -> None:
+    if member not in found:
+        raise UsageError(f"file: {path} holds {', '.join(found) or 'nothing'}; wanted one of them: {path}:NAME")
+
+
+def _meaning(attribute: Callable[[str], Any]) -> tuple[list[Any], np.generic | None, np.generic | None]:
+    """Of stored numbers: which of them are missing, the scale and the offset."""
+    missing = [np.ravel(value)[0] for value in map(attribute, ("_FillValue", "missing_value")) if value is not None]
+    scale, offset = (None if value is None else np.ravel(value)[0] for value in map(attribute, ("scale_factor", "add_offset")))
+    return missing, scale, offset
+
+
+def _of_variable(name: str, shape: tuple[int, ...], kind: np.dtype, meaning: tuple[list[Any], Any, Any],
+                 read: Callable[[range], np.ndarray]) -> Matrix:
+    """A matrix of stored numbers that have a meaning."""
+    missing, scale, offset = meaning
+    dtype = _check(name, shape, kind)
+    for number in (scale, offset):
+        if number is not None:
+            dtype = np.result_type(dtype, np.asarray(number).dtype)
+
+    def values(rows: range) -> np.ndarray:
+        stored = read(rows).reshape(len(rows), prod(shape[1:]))
+        found = stored.astype(dtype, copy=False)
+        for value in missing:
+            gaps = stored == value
+            if gaps.any():
+                found = np.where(gaps, dtype.type(np.nan), found)
+        if scale is not None:
+            found = found * dtype.type(scale)
+        return found if offset is None else found + dtype.type(offset)
+
+    return Matrix(name, shape[0], tuple(shape[1:]), dtype, values)
+
+
+def _begins(path: str, magic: bytes) -> bool:
+    with reading(path), open(path, "rb") as file:
+        return file.read(len(magic)) == magic

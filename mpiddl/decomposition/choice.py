@@ -35,7 +35,7 @@ def choose(n: int, d: int, k: int, columns: int, tol: float, ranks: int, sparse:
     if least <= SMALL or 3 * columns >= least:
         return Choice("gram", f"{k} of min(n, d) = {least}: the direct way costs least")
     one = 4 * n / ranks * d * columns / PASS_RATE
-    costs = {"krylov": (0.4 + _passes(tol, 2.1)) * one}
+    costs = {"krylov": (0.2 + _passes(tol, 2.1)) * one}
     if not sparse:
         costs["gram"] = n / ranks * d * least / GRAM_RATE + least**3 / EIGEN_RATE
     if d <= SUBSAMPLE_MOST and n >= 8 * d and not sparse:
@@ -51,12 +51,13 @@ def sample_rows(n: int, d: int, columns: int) -> int:
     return min(n, max(min(n // 8, 3 * n * columns // d), 2 * columns, 256, min(d, n // 4)))
 
 
-def start_rows(n: int, columns: int) -> int:
-    """Rows of a sample on which six passes cost less than half a pass."""
-    return min(n, max(n // 16, 8 * columns, 256))
+def start_rows(n: int, d: int, columns: int) -> int:
+    """Rows of a sample on which four passes cost a sixth of a pass."""
+    return min(n, max(n // 24, 8 * columns, 256))
 
 
 def _passes(tol: float, decades: float) -> float:
-    """Passes to ``tol``: a warm start is worth three decades of explained variance, a pass so many more. Measured on
-    spectra that fall by a power (docs/decomposition.md); tight gaps need more, of all solvers alike."""
-    return 1 + max(0, ceil((-log10(max(tol, 1e-15)) - 3) / decades))
+    """Passes to ``tol``: a warm start is worth three decades of explained variance, a pass so many more, and the last one is
+    only a look at a sample. Measured on spectra that fall by a power (docs/decomposition.md); tight gaps need more, of all
+    solvers alike."""
+    return 1.1 + max(0, ceil((-log10(max(tol, 1e-15)) - 3) / decades) - 1)

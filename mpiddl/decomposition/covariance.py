@@ -38,17 +38,18 @@ class Covariance:
     variances : ndarray, shape (d,), float64
         Of the columns, likewise, whether or not C is centred.
     total : float
-        Sum of all weights; without weights, the number of rows.
+        Sum of all weights; without weights, the number of rows. Given, ``origin`` is the mean, and variances are not asked for.
     origin : ndarray, shape (d,), float64
         What passes subtract: a guess at the mean until it is known, zero without ``center``.
     """
 
-    def __init__(self, comm: Any, rows: Rows, origin: np.ndarray, center: bool = True, effort: Effort | None = None):
+    def __init__(self, comm: Any, rows: Rows, origin: np.ndarray, center: bool = True, effort: Effort | None = None,
+                 total: float = 0.0):
         self.comm, self.rows, self.center = comm, rows, center
         self.effort = effort or Effort()
         self.origin = origin if center else np.zeros(rows.d)
-        self.mean, self.variances = np.zeros(rows.d), np.zeros(rows.d)
-        self.total = 0.0
+        self.mean, self.variances = self.origin, np.zeros(rows.d)
+        self.total = total
 
     def apply(self, w: np.ndarray) -> np.ndarray:
         """C W for W of shape (d, k), float64.
@@ -76,6 +77,15 @@ class Covariance:
             product -= np.outer(self.mean, message[d * k : d * k + k])
         product /= self.total
         return product
+
+    def estimated(self, rows: Rows) -> Covariance:
+        """The same estimated from some rows of all ranks, about the mean that passes have found.
+
+        Communication
+        -------------
+        Collective: an all-gather of a number.
+        """
+        return Covariance(self.comm, rows, self.mean, self.center, total=sum(self.comm.allgather(rows.total)))
 
     def measure(self) -> None:
         """Mean, variance and total by a pass of their own, where `apply` will not be called.

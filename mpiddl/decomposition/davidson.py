@@ -3,10 +3,15 @@
     V = an orthonormal start, A V by one pass
     repeat:  Ritz pairs (theta, W) of V^T A V;  residuals R = A W - W theta
              stop if the estimated error is small enough
-             D = directions(theta, W, R), made orthogonal to V;  A D by one pass;  V = [V D]
+             D = directions(theta, W, R), made orthogonal to V
+             A D from a sample;  stop if the estimated error with V = [V D] is then small enough
+             A D by one pass;  V = [V D]
 
 What differs between solvers are the directions: `krylov` takes the residuals as they are (block Lanczos), `subsample` and
 `vr` sharpen them. Whatever they are worth, explained variance never falls, for the old V stays in the space.
+
+The last pass is saved by a look at a sample of rows that D was not made from. What A D has along V is known, (A V)^T D; the
+rest is estimated, and what is wrong with it appears in the residuals: a sample too small fails to convince, no more.
 
 Cost: one pass and one all-reduce of d p numbers an iteration; a broadcast of the small eigenproblem's result and a comparison
 of checksums, so that ranks whose processors round differently go on alike; memory 2 d m numbers for m columns of V, at
@@ -22,23 +27,16 @@ doi:10.1137/S1064827596304162 (thick restarts).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from mpiddl.decomposition.orthogonal import orthonormal
-
-
-class Ritz(NamedTuple):
-    """Approximate eigenpairs, largest first, with the residuals A vectors - vectors values."""
-
-    values: np.ndarray
-    vectors: np.ndarray
-    residuals: np.ndarray
-
+from mpiddl.decomposition.subspace import Ritz, Subspace
 
 Apply = Callable[[np.ndarray], np.ndarray]
+Done = Callable[[Ritz], bool]
 Directions = Callable[[Ritz], np.ndarray]
 
 
@@ -47,30 +45,44 @@ def krylov(ritz: Ritz) -> np.ndarray:
     return ritz.residuals
 
 
-def davidson(comm: Any, apply: Apply, start: np.ndarray, directions: Directions, done: Callable[[Ritz], bool], *,
-             most_columns: int | None = None) -> Ritz:
+def davidson(comm: Any, apply: Apply, start: np.ndarray, directions: Directions, done: Done, *,
+             look: tuple[Callable[[], bool], Apply, Done] | None = None, most_columns: int | None = None) -> Ritz:
     """Leading eigenpairs of the symmetric ``apply``, as many as ``start`` has columns.
 
     ``done`` is asked after every pass, on every rank; what rank 0 says counts. It ends earlier where V spans all there is.
+    ``look``: whether to look at a sample before the next pass, its product, and what is asked then.
     """
     p = start.shape[1]
-    most = most_columns or 8 * p
-    basis = orthonormal(start)
-    images = apply(basis)
+    space, new = Subspace(comm, len(start), most_columns or 8 * p), orthonormal(start)
     while True:
-        projected = basis.T @ images
-        values, rotation = comm.bcast(_descending(projected) if comm.rank == 0 else None)
-        vectors = basis @ rotation[:, :p]
-        ritz = Ritz(values[:p], vectors, images @ rotation[:, :p] - vectors * values[:p])
+        space.extend(new, apply(new))
+        ritz = space.ritz(p)
         if comm.bcast(done(ritz)):
             return ritz
-        if basis.shape[1] + p > most:
-            basis, images = basis @ rotation[:, : 2 * p], images @ rotation[:, : 2 * p]
-        new = _same(comm, orthonormal(directions(ritz), basis))
+        space.make_room(p, 2 * p)
+        new = _same(comm, orthonormal(directions(ritz), space.basis))
         if not new.shape[1]:
             return ritz
-        basis = np.concatenate([basis, new], axis=1)
-        images = np.concatenate([images, apply(new)], axis=1)
+        if look is not None:
+            wanted, sampled, convinced = look
+            if comm.bcast(wanted()):
+                space.extend(new, sampled(new), sampled=True)
+                last = space.ritz(p)
+                if comm.bcast(convinced(last)):
+                    return last
+                space.drop(new.shape[1])
+
+
+def lanczos(comm: Any, apply: Apply, start: np.ndarray, passes: int) -> Ritz:
+    """Leading Ritz pairs of the block Krylov space of so many passes: what `davidson` does with `krylov`, asked once."""
+    space, new = Subspace(comm, len(start), passes * start.shape[1]), orthonormal(start)
+    while True:
+        image = apply(new)
+        space.extend(new, image)
+        passes -= 1
+        new = _same(comm, orthonormal(image, space.basis)) if passes else new[:, :0]
+        if not new.shape[1]:
+            return space.ritz(start.shape[1])
 
 
 def _same(comm: Any, block: np.ndarray) -> np.ndarray:
@@ -81,9 +93,3 @@ def _same(comm: Any, block: np.ndarray) -> np.ndarray:
     if comm.size == 1 or len(set(comm.allgather((block.shape, crc32(block.tobytes()))))) == 1:
         return block
     return comm.bcast(block)
-
-
-def _descending(projected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues and eigenvectors of a small symmetric matrix, largest first."""
-    values, rotation = np.linalg.eigh((projected + projected.T) / 2)
-    return values[::-1].copy(), rotation[:, ::-1].copy()

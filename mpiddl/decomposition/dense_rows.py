@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -35,7 +35,6 @@ class DenseRows:
         self.weights = np.empty(0, x.dtype) if weights is None else weights.astype(x.dtype, copy=False)
         self.total = float(self.n if weights is None else weights.sum(dtype=np.float64))
         self.threads = threads
-        self._parts = max(1, min(threads, self.x.size // LEAST_OF_A_THREAD))
         self._kept: dict[tuple[int, int], np.ndarray] = {}
 
     def columns(self, k: int) -> int:
@@ -43,17 +42,18 @@ class DenseRows:
 
     def sums(self, w: np.ndarray, origin: np.ndarray, moments: bool = False) -> Sums:
         columns = self.columns(w.shape[1])
+        parts = max(1, min(self.threads, self.x.size // LEAST_OF_A_THREAD))
         lines = padded(w, columns, self.dtype)
         start, centre = -(origin @ lines).astype(self.dtype), origin.astype(self.dtype)
 
         def part(number: int) -> Sums:
-            begin, end = block_bounds(self.n, self._parts, number)
+            begin, end = block_bounds(self.n, parts, number)
             found = Sums(np.zeros((self.d, columns)), np.zeros(columns), np.zeros((2 if moments else 0, self.d)))
             weights = self.weights[begin:end]
             normal_product(self.x[begin:end], lines, start, weights, centre, *found, self._scratch(number, columns))
             return found
 
-        return together(part, self._parts, w.shape[1])
+        return together(part, parts, w.shape[1])
 
     def weighted_sum(self) -> np.ndarray:
         if self.weights.size:
@@ -62,6 +62,19 @@ class DenseRows:
 
     def take(self, rows: np.ndarray) -> DenseRows:
         return DenseRows(self.x[rows], self.weights[rows] if self.weights.size else None, self.threads)
+
+    @property
+    def most_taken(self) -> int:
+        return self.n
+
+    def steps_at_once(self, batch: int) -> int:
+        """Mini-batches of so many rows that `gathered` should be asked for together."""
+        return max(1, self.n)
+
+    def gathered(self, groups: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """For each array of row numbers, at which groups of BLOCK adjacent rows begin: an array of rows that holds them, its
+        weights (empty: ones), and where they begin there."""
+        return ((self.x, self.weights, places) for places in groups)
 
     def blocks(self, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for begin in range(0, self.n, most):

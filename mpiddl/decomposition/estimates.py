@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpiddl.decomposition.davidson import Ritz
+from mpiddl.decomposition.subspace import Ritz
 
 
 def missed_variance(ritz: Ritz, k: int) -> np.ndarray:
     """For each of the first ``k`` components an estimate of its eigenvalue minus its Ritz value, shape (k,).
 
-    The smaller of ||r|| and ||r||^2 / gap, the gap being that to the first eigenvalue which is not wanted: mixtures among the
-    wanted ones cost no explained variance. A bound if the block has met every leading eigenvector (B. Parlett, The
-    Symmetric Eigenvalue Problem, 1998, doi:10.1137/1.9781611971163, theorems 4.5.1 and 11.7.1), as a random start does with
-    probability one, and if the first unwanted eigenvalue is where the same rule puts it.
+    To second order in the residuals the eigenvalues are those of diag(theta) + R^T (theta - C')^-1 R, C' being what C is
+    outside of the block. C' is replaced by its largest eigenvalue, the first that is not in the block; the block may end
+    anywhere behind the wanted ones, and the end that gives the smallest sum is taken. Where that gap is too small, ||r|| bounds
+    a component. A bound to that order if the block has met every leading eigenvector, as a random start does with probability
+    one (B. Parlett, The Symmetric Eigenvalue Problem, 1998, doi:10.1137/1.9781611971163, theorems 4.5.1, 11.7.1; the choice of
+    the end is ours).
     """
+    values, p = ritz.values, len(ritz.values)
     sizes = np.sqrt(np.einsum("ij,ij->j", ritz.residuals, ritz.residuals))
-    if len(ritz.values) <= k:
+    if p <= k:
         return sizes[:k]
-    unwanted = ritz.values[k] + _error(sizes[k : k + 1], ritz.values[k : k + 1] - ritz.values[-1])[0]
-    return _error(sizes[:k], ritz.values[:k] - unwanted)
+    unit = ritz.residuals / np.where(sizes > 0, sizes, 1)
+    angles = unit.T @ unit
+    found = []
+    for end in {k, (k + p) // 2, p - 1}:
+        outside = values[end] + _error(sizes[end], values[end] - values[-1])
+        own = _error(sizes[:end], values[:end] - outside)
+        raised = np.linalg.eigvalsh(np.diag(values[:end]) + np.sqrt(np.outer(own, own)) * angles[:end, :end])[::-1]
+        found.append(np.maximum(raised[:k] - values[:k], own[:k]))
+    return min(found, key=lambda missed: missed.sum())
 
 
 def at_rounding(ritz: Ritz, k: int, dtype: np.dtype, times: float) -> bool:
@@ -29,5 +39,5 @@ def at_rounding(ritz: Ritz, k: int, dtype: np.dtype, times: float) -> bool:
 
 
 def _error(sizes: np.ndarray, gaps: np.ndarray) -> np.ndarray:
-    squares = np.divide(sizes**2, gaps, out=np.full(len(sizes), np.inf), where=gaps > 0)
+    squares = np.divide(sizes**2, gaps, out=np.full(np.shape(gaps), np.inf), where=gaps > 0)
     return np.minimum(sizes, squares)

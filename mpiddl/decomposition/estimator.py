@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from mpiddl.clock import now
 from mpiddl.decomposition.covariance import NotFinite
 from mpiddl.decomposition.dense_rows import DenseRows
+from mpiddl.decomposition.file_rows import CHUNK_BYTES, FileRows, mapping
 from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.solve import SOLVERS, Moment, Result, solve
 from mpiddl.decomposition.sparse_rows import SparseRows
@@ -58,7 +59,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         Parameters
         ----------
         X : array-like, shape (n of this rank, d)
-            float32 and float64 are taken as they are. A rank may have no rows.
+            float32 and float64 are taken as they are; what is mapped from a file (`numpy.memmap`) is read by chunks,
+            whatever its size. A rank may have no rows.
         y : ignored
         sample_weight : array-like, shape (n of this rank,), optional
             How often each row counts; 0 leaves it out.
@@ -88,28 +90,28 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             began = now()
             with _alike(link):
                 self._check_settings()
-                x, weights = self._own_rows(X, sample_weight, link.size, after is None)
-                if stream and issparse(x):
+                rows = self._own_rows(X, sample_weight, link.size, after is None)
+                if stream and rows.sparse:
                     raise UsageError("X: got a sparse batch, wanted a dense one: what stands for earlier rows is dense")
-            check_equal(link, "X", {"columns": x.shape[1], "dtype": str(x.dtype), "sample_weight": weights is not None})
+            check_equal(link, "X", {"columns": rows.d, "dtype": str(rows.dtype), "sample_weight": sample_weight is not None})
             self._check_names(link)
             seed = link.bcast(check_random_state(self.random_state).randint(2**31 - 1) if link.rank == 0 else None)
             with limited_threads(link, self.threads, os.environ) as (threads, _):
-                rows: Rows = (SparseRows if issparse(x) else DenseRows)(x, weights, threads)
+                rows.threads = threads
                 try:
                     result = self._merge(link, rows, seed, after) if stream else self._solve(link, rows, seed, tell)
                 except NotFinite:
                     with _alike(link):
-                        _find_bad(x, link)
+                        _find_bad(rows, link)
                     raise
                 except ConvergenceError as error:
                     assert isinstance(error.best, Result)
-                    self._take(error.best.first(self._wanted_of(error.best)) if stream else error.best, x.dtype)
+                    self._take(error.best.first(self._wanted_of(error.best)) if stream else error.best, rows.dtype)
                     raise
                 finally:
                     self.seconds_, self.n_bytes_ = now() - began, link.meter.bytes
         self._stream = result if stream else None
-        self._take(result.first(self._wanted_of(result)) if stream else result, x.dtype)
+        self._take(result.first(self._wanted_of(result)) if stream else result, rows.dtype)
 
     def transform(self, X: Any) -> np.ndarray:
         """Scores of rows, shape (n, n_components_), in the dtype of ``X``. Local."""
@@ -160,20 +162,31 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _settings(self) -> Settings:
         return Settings(self.vr_fraction, self.batch_size, self.step_size, self.sync_every, self.sync_delay)
 
-    def _own_rows(self, X: Any, sample_weight: Any, ranks: int, reset: bool = True) -> tuple[Any, np.ndarray | None]:
-        """This rank's rows, C-contiguous, not looked at one by one, and their weights."""
+    def _own_rows(self, X: Any, sample_weight: Any, ranks: int, reset: bool = True) -> Rows:
+        """This rank's rows, C-contiguous, not looked at one by one."""
+        if isinstance(X, FileRows):
+            self.n_features_in_ = X.d
+            return X
         least = {"ensure_min_samples": 1 if ranks == 1 else 0}
         # Memory maps are left where they are: nothing is looked at, only the first pass tells what is not finite.
         options: dict[str, Any] = {"accept_sparse": "csr", "order": "C", "ensure_all_finite": False, **least}
         x = validate_data(self, X, dtype=[np.float64, np.float32], reset=reset, **options)
-        if sample_weight is None:
-            return x, None
+        weights = None if sample_weight is None else self._own_weights(sample_weight, x, least)
+        if weights is not None and not weights.all():
+            x, weights = x[weights > 0], weights[weights > 0]  # as if they were not there
+        if issparse(x):
+            return SparseRows(x, weights)
+        if mapping(x) is None or x.nbytes <= CHUNK_BYTES:
+            return DenseRows(x, weights)
+        return FileRows(lambda begin, end: x[begin:end], x.shape[0], x.shape[1], x.dtype, weights)
+
+    def _own_weights(self, sample_weight: Any, x: Any, least: dict[str, Any]) -> np.ndarray:
         weights = check_array(sample_weight, dtype=x.dtype, ensure_2d=False, input_name="sample_weight", **least)
         if weights.shape != (x.shape[0],):
             raise ValueError(f"sample_weight: got shape {weights.shape}, wanted ({x.shape[0]},), one for each row")
         if (weights < 0).any():
             raise ValueError("sample_weight: got negative weights, wanted 0 or more")
-        return (x, weights) if weights.all() else (x[weights > 0], weights[weights > 0])  # as if they were not there
+        return weights
 
     def _check_names(self, link: Any) -> None:
         names = getattr(self, "feature_names_in_", None)
@@ -201,6 +214,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     def _merge(self, link: Any, rows: Rows, seed: int, after: Result | None) -> Result:
         """All batches so far."""
+        if isinstance(rows, FileRows):
+            rows = rows.take(np.arange(rows.n))
         assert isinstance(rows, DenseRows)
         n = _count(link, rows)
         k = self._wanted(n + (after.n if after else 0), rows.d)
@@ -263,17 +278,16 @@ def _alike(link: Any) -> Iterator[None]:
             raise DataError(str(error)) from error
 
 
-def _find_bad(x: Any, link: Any) -> None:
+def _find_bad(rows: Rows, link: Any) -> None:
     """Say where the first entry is that is not finite, in words that begin as scikit-learn's."""
-    for begin in range(0, x.shape[0], 4096):
-        block = x[begin : begin + 4096]
-        found = block.tocoo() if issparse(block) else None
-        bad = np.argwhere(~np.isfinite(block if found is None else found.data))
+    begin = 0
+    for block, _ in rows.blocks(4096):
+        bad = np.argwhere(~np.isfinite(block))
         if len(bad):
-            place = tuple(bad[0])
-            row, column = place if found is None else (found.row[place], found.col[place])
+            row, column = bad[0]
             what = "NaN" if np.isnan(block[row, column]) else "infinity"
             raise ValueError(f"Input X contains {what}: row {begin + row}, column {column} of rank {link.rank}")
+        begin += len(block)
     if link.size == 1:
         raise ValueError("Input X contains values too large to be squared: their variance is infinity")
 

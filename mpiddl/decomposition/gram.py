@@ -16,8 +16,8 @@ from scipy.linalg import eigh
 
 from mpiddl.collectives import allreduce
 from mpiddl.decomposition.covariance import Covariance
-from mpiddl.decomposition.davidson import Ritz
 from mpiddl.decomposition.rows import centred_blocks
+from mpiddl.decomposition.subspace import Ritz
 from mpiddl.transport.base import IN_PLACE
 
 COLUMNS_AT_ONCE = 4096

@@ -73,7 +73,7 @@ class PCA(Estimator):
     """
 
     def __init__(self, n_components: int | float | None = None, *, whiten: bool = False, solver: str = "auto",
-                 tol: float = 1e-8, random_state: Any = None, comm: Any = None, threads: int = 0, vr_fraction: float = 0.25,
+                 tol: float = 1e-8, random_state: Any = None, comm: Any = None, threads: int = 0, vr_fraction: float = 0.125,
                  batch_size: int | None = None, step_size: float = 1.0, sync_every: int | None = None, sync_delay: int = 0,
                  max_passes: float = 200):
         super().__init__(n_components, solver, tol, random_state, comm, threads, vr_fraction, batch_size, step_size, sync_every,

@@ -32,6 +32,7 @@ class Rows(Protocol):
     dtype: np.dtype
     total: float
     sparse: bool
+    threads: int
 
     def columns(self, k: int) -> int:
         """How many columns a pass takes that is asked for ``k``: the rest comes at no cost."""
@@ -43,10 +44,19 @@ class Rows(Protocol):
         """Sum of all rows times their weights, (d,), float64."""
 
     def take(self, rows: np.ndarray) -> Rows:
-        """Some of the rows, copied."""
+        """Some of the rows, by ascending numbers, copied; at most `most_taken` of them are sensible."""
+
+    @property
+    def most_taken(self) -> int: ...
 
     def blocks(self, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """All rows as dense arrays, at most that many at a time, and their weights (empty: ones)."""
+
+
+def add_sums(mine: Sums, theirs: Sums) -> None:
+    """``mine += theirs``."""
+    for one, other in zip(mine, theirs, strict=True):
+        one += other
 
 
 def padded(array: np.ndarray, columns: int, dtype: np.dtype) -> np.ndarray:
@@ -79,6 +89,5 @@ def together(part: Callable[[int], Sums], threads: int, k: int) -> Sums:
             parts = list(pool.map(part, range(threads)))
     first, *others = parts
     for other in others:
-        for mine, theirs in zip(first, other, strict=True):
-            mine += theirs
+        add_sums(first, other)
     return Sums(first.product[:, :k], first.shifts[:k], first.moments)

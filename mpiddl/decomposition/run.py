@@ -1,8 +1,8 @@
 """What ``mpiddl pca`` and ``mpiddl svd`` do: a file's rows are dealt to the ranks and decomposed; results go into a folder.
 
     OUT/
-        components.npy    (k, d), the file's columns; orthonormal rows
-        mean.npy          (d,)
+        components.npy    (k, d), the file's columns; orthonormal rows; NaN in columns that were left out
+        mean.npy          (d,), likewise
         scores.npy        (n, k), in the order of the file's rows, each rank writes its own
         summary.json      variances, errors, what it cost, and how it went
         scree.png         variance of each component, and their sum
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,31 @@ import numpy as np
 from scipy.sparse import issparse
 
 from mpiddl.data.matrix import Matrix, open_matrix
+from mpiddl.data.npy import open_npy
 from mpiddl.decomposition.estimator import fit_telling
+from mpiddl.decomposition.file_rows import FileRows
 from mpiddl.decomposition.pca import PCA
 from mpiddl.decomposition.pictures import draw
 from mpiddl.decomposition.solve import Moment
 from mpiddl.decomposition.truncated_svd import TruncatedSVD
 from mpiddl.disk import writing
-from mpiddl.errors import ConvergenceError, UsageError
+from mpiddl.errors import ConvergenceError, DataError, UsageError
+from mpiddl.footprint import Peak
 from mpiddl.layout import block
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connected
 
 CONTENTS = ("components.npy", "mean.npy", "scores.npy", "summary.json", "scree.png", "scores.png")
 CHUNK_BYTES = 1 << 26
-"""Of rows whose scores are made at a time."""
+"""Of rows whose scores are made at a time, and from which on a mapped file is read by chunks."""
+
+MEMORY = 1 << 29
+"""Bytes of a rank's rows up to which they are read once, if they are not mapped."""
 
 
 def decompose_file(file: str, out: Path, kind: str = "pca", overwrite: bool = False,
-                   tell: Callable[[int, Moment], None] | None = None, comm: Any = None, **settings: Any) -> dict[str, Any]:
+                   tell: Callable[[int, Moment], None] | None = None, comm: Any = None, mask: str | None = None,
+                   column_weights: str | None = None, memory: int = MEMORY, **settings: Any) -> dict[str, Any]:
     """Decompose a file's rows and write what comes of it.
 
     Parameters
@@ -53,6 +60,14 @@ def decompose_file(file: str, out: Path, kind: str = "pca", overwrite: bool = Fa
         Replace results that are there.
     tell : callable, optional
         Called on every rank, with its number, after each pass.
+    mask : str, optional
+        Columns to leave out, such as land: "auto", those that are missing (NaN, or what the file calls so) in the first
+        row; or an ``.npy`` file of a row's shape, zero for those.
+    column_weights : str, optional
+        An ``.npy`` file of a row's shape: how much each column counts, such as areas; 0 leaves it out. Columns are
+        multiplied by the roots: components are those of the weighted columns.
+    memory : int
+        Bytes of a rank's rows up to which they are kept; more are read anew in every pass, unless the file's format forbids.
     settings
         Of `PCA` or `TruncatedSVD`.
 
@@ -72,19 +87,20 @@ def decompose_file(file: str, out: Path, kind: str = "pca", overwrite: bool = Fa
     """
     with connected(comm, os.environ) as link:
         with agreed(link):
-            matrix = open_matrix(file)
+            matrix = _columns(open_matrix(file), mask, column_weights)
             if link.rank == 0:
                 _prepare(out, overwrite)
         with agreed(link):
             part = block(matrix.n, link.size, link.rank)
-            rows = matrix.read(part)
+            rows = _own(matrix, part, memory)
         model = (PCA if kind == "pca" else TruncatedSVD)(comm=link, **settings)
         failure: ConvergenceError | None = None
-        try:
-            fit_telling(model, rows, partial(tell, link.rank) if tell else None)
-        except ConvergenceError as error:
-            failure = error
-        summary = _summary(model, matrix, link, failure)
+        with Peak() as peak:
+            try:
+                fit_telling(model, rows, partial(tell, link.rank) if tell else None)
+            except ConvergenceError as error:
+                failure = error
+        summary = _summary(model, matrix, link, failure, peak.bytes)
         _write(link, model, matrix, part, rows, out, summary)
         if failure is not None:
             raise failure
@@ -101,16 +117,64 @@ def _prepare(out: Path, overwrite: bool) -> None:
             (out / name).unlink()
 
 
-def _summary(model: Any, matrix: Matrix, link: Any, failure: Exception | None) -> dict[str, Any]:
+def _columns(matrix: Matrix, mask: str | None, column_weights: str | None) -> Matrix:
+    """The matrix with the columns that are wanted."""
+    kept = np.ones(matrix.d, bool)
+    if mask == "auto":
+        kept = ~matrix.missing()
+    elif mask is not None:
+        kept = _of_columns(matrix, mask, "mask") != 0
+    elif matrix.n and (gaps := matrix.missing()).any():
+        raise DataError(f"{matrix.name}: {gaps.sum()} of {len(gaps)} columns are missing in the first row (the first: column "
+                        f"{gaps.argmax()}); --mask auto leaves them out")
+    factors = None
+    if column_weights is not None:
+        weights = _of_columns(matrix, column_weights, "column_weights").astype(np.float64)
+        if not (np.isfinite(weights[kept]).all() and (weights[kept] >= 0).all()):
+            raise DataError(f"column_weights: {column_weights} holds NaN, infinity or negative numbers, wanted 0 or more")
+        kept &= weights > 0
+        factors = np.sqrt(weights, where=kept, out=np.zeros(len(weights)))
+    if not kept.any():
+        raise DataError(f"{matrix.name}: all {len(kept)} columns are left out, wanted some")
+    return matrix if kept.all() and factors is None else matrix.select(kept, factors)
+
+
+def _of_columns(matrix: Matrix, file: str, name: str) -> np.ndarray:
+    """A number for each column of the matrix."""
+    if not file.endswith(".npy"):
+        wanted = "auto, or an .npy file of a row's shape" if name == "mask" else "an .npy file of a row's shape"
+        raise UsageError(f"{name}: got {file!r}, wanted {wanted}")
+    array = open_npy(Path(file))
+    if tuple(array.shape) not in (matrix.shape, (matrix.d,)) or array.dtype.kind not in "buif":
+        raise DataError(f"{name}: {file} holds {array.dtype} of shape {tuple(array.shape)}, wanted numbers of a row's shape, "
+                        f"{matrix.shape}")
+    return array.read([range(array.shape[0])])[0].reshape(-1)
+
+
+def _own(matrix: Matrix, part: range, memory: int) -> Any:
+    """A rank's rows: as they are, or to be read in every pass."""
+    size = len(part) * matrix.d * matrix.dtype.itemsize
+    if not matrix.parts or size <= (CHUNK_BYTES if matrix.mapped else memory):
+        return matrix.read(part)
+
+    def read(begin: int, end: int) -> np.ndarray:
+        return matrix.read(range(part.start + begin, part.start + end))
+
+    return FileRows(read, len(part), matrix.d, matrix.dtype)
+
+
+def _summary(model: Any, matrix: Matrix, link: Any, failure: Exception | None, peak: int) -> dict[str, Any]:
     names = ("explained_variance_", "explained_variance_ratio_", "singular_values_", "explained_variance_error_")
     found = {name.rstrip("_"): getattr(model, name).tolist() for name in names if hasattr(model, name)}
-    sent = max(link.allgather(model.n_bytes_))
+    sent, most = map(max, zip(*link.allgather((model.n_bytes_, peak)), strict=True))
     return {
         "file": matrix.name, "rows": matrix.n, "columns": matrix.d, "shape": list(matrix.shape),
         "dtype": str(matrix.dtype),
+        "columns_left_out": 0 if matrix.kept is None else int((~matrix.kept).sum()),
         "ranks": link.size, "components": int(model.n_components_), "solver": model.solver_, "why": model.why_,
         "tol": model.tol,
         "converged": failure is None, "passes": model.n_passes_, "rounds": model.n_rounds_, "bytes_sent_by_a_rank": sent,
+        "memory_of_a_rank": most,
         "seconds": model.seconds_, **found, "history": [moment._asdict() for moment in model.history_],
     }  # fmt: skip
 
@@ -122,9 +186,10 @@ def _write(link: Any, model: Any, matrix: Matrix, part: range, rows: Any, out: P
         with agreed(link):
             if link.rank == 0:
                 with writing(out):
-                    np.save(out / "components.npy", model.components_)
+                    np.save(out / "components.npy", matrix.spread(model.components_))
                     if hasattr(model, "mean_"):
-                        np.save(out / "mean.npy", model.mean_)
+                        scale = 1 if matrix.factors is None else matrix.factors[matrix.kept].astype(matrix.dtype)
+                        np.save(out / "mean.npy", matrix.spread(model.mean_ / scale))
                     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
                     np.lib.format.open_memmap(aside, "w+", matrix.dtype, (matrix.n, summary["components"])).flush()
                     with open(aside, "r+b") as file:  # a mapped page that finds no room on the disk would end the process
@@ -144,8 +209,17 @@ def _write_scores(model: Any, part: range, rows: Any, aside: Path) -> None:
     if not part:
         return
     target = np.lib.format.open_memmap(aside, "r+")
-    chunk = max(1, CHUNK_BYTES // (8 * rows.shape[1])) if not issparse(rows) else 65_536
-    for begin in range(0, len(part), chunk):
-        some = rows[begin : begin + chunk]
-        target[part.start + begin : part.start + begin + some.shape[0]] = model.transform(some)
+    begin = part.start
+    for some in _chunks(rows):
+        target[begin : begin + some.shape[0]] = model.transform(some)
+        begin += some.shape[0]
     target.flush()
+
+
+def _chunks(rows: Any) -> Iterator[Any]:
+    """Some rows at a time, all in their order."""
+    if isinstance(rows, FileRows):
+        yield from (x for x, _ in rows.blocks(max(1, CHUNK_BYTES // (8 * rows.d))))
+        return
+    chunk = max(1, CHUNK_BYTES // (8 * rows.shape[1])) if not issparse(rows) else 65_536
+    yield from (rows[begin : begin + chunk] for begin in range(0, rows.shape[0], chunk))

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpiddl.collectives import allreduce
 from mpiddl.decomposition.covariance import Covariance, Effort, NotFinite
-from mpiddl.decomposition.davidson import Ritz, davidson, krylov
+from mpiddl.decomposition.davidson import Apply, lanczos
 from mpiddl.decomposition.rows import Rows, centred_blocks
+from mpiddl.decomposition.subspace import Ritz
 from mpiddl.transport.base import IN_PLACE
 
-WARM_PASSES = 6
+WARM_PASSES = 4
 """Of block Lanczos on the sample: its leading Ritz vectors are then nearer to the sample's than those to the truth."""
 
 
 class Sample(NamedTuple):
-    """This rank's part of a sample, and the sample's mean on all ranks; ``share`` of all rows are in it."""
+    """This rank's part of a sample, and the sample's mean and weight on all ranks; ``share`` of all rows are in it."""
 
     rows: Rows
     mean: np.ndarray
+    total: float
     share: float
+
+
+def most_taken(comm: Any, rows: Rows) -> int:
+    """Rows of all ranks that a sample should have at most: no rank has to take more than it should.
+
+    Communication
+    -------------
+    Collective: an all-gather of two numbers.
+    """
+    limits = comm.allgather((rows.n, rows.most_taken))
+    n = sum(own for own, _ in limits)
+    return min([n, *(most * n // own for own, most in limits if own)])
 
 
 def draw(comm: Any, rows: Rows, n: int, most: int, seed: int, effort: Effort) -> Sample:
@@ -38,7 +53,29 @@ def draw(comm: Any, rows: Rows, n: int, most: int, seed: int, effort: Effort) ->
     effort.rounds += 1
     if not np.isfinite(message).all():
         raise NotFinite
-    return Sample(taken, message[:-1] / message[-1] if message[-1] > 0 else message[:-1], share)
+    return Sample(taken, message[:-1] / message[-1] if message[-1] > 0 else message[:-1], message[-1], share)
+
+
+class HeldOut:
+    """C W from rows that nothing has been made from, about the mean that passes have found; drawn when first called.
+
+    Communication
+    -------------
+    As a pass; at the first call an all-gather of a number besides.
+    """
+
+    def __init__(self, covariance: Covariance, n: int, most: int, columns: int, seed: int):
+        self._covariance, self._share = covariance, min(1.0, min(most, max(n // 32, 8 * columns, 1024)) / max(1, n))
+        self._random = np.random.default_rng([seed, covariance.comm.rank, 2])
+        self._sampled: Covariance | None = None
+
+    def __call__(self, w: np.ndarray) -> np.ndarray:
+        if self._sampled is None:
+            rows = self._covariance.rows
+            self._sampled = self._covariance.estimated(rows.take(_strata(rows.n, ceil(rows.n * self._share), self._random)))
+        self._covariance.effort.passes += self._share
+        self._covariance.effort.rounds += 1
+        return self._sampled.apply(w)
 
 
 def _strata(n: int, wanted: int, random: np.random.Generator) -> np.ndarray:
@@ -76,8 +113,8 @@ def warm_start(comm: Any, sample: Sample, columns: int, center: bool, seed: int,
     Collective: an all-reduce of d ``columns`` numbers for each of a few passes over the sample.
     """
     spent = Effort()
-    operator = Covariance(comm, sample.rows, sample.mean, center, spent)
-    result = _lanczos(comm, operator.apply, sample.rows.d, columns, seed)
+    operator = Covariance(comm, sample.rows, sample.mean, center, spent, sample.total)
+    result = _warm(comm, operator.apply, sample.rows.d, columns, seed)
     effort.passes += spent.passes * sample.share
     effort.rounds += spent.rounds
     return result
@@ -88,10 +125,8 @@ def warm_start_of(comm: Any, products: np.ndarray, columns: int, seed: int) -> R
     def apply(w: np.ndarray) -> np.ndarray:
         return (products @ w.astype(np.float32)).astype(np.float64)
 
-    return _lanczos(comm, apply, len(products), columns, seed)
+    return _warm(comm, apply, len(products), columns, seed)
 
 
-def _lanczos(comm: Any, apply: Any, d: int, columns: int, seed: int) -> Ritz:
-    start = np.random.default_rng([seed, 0]).standard_normal((d, columns))
-    passes = iter(range(1, WARM_PASSES))
-    return davidson(comm, apply, start, krylov, lambda ritz: next(passes, None) is None)
+def _warm(comm: Any, apply: Apply, d: int, columns: int, seed: int) -> Ritz:
+    return lanczos(comm, apply, np.random.default_rng([seed, 0]).standard_normal((d, columns)), WARM_PASSES)

@@ -9,24 +9,30 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddl.clock import now
-from mpiddl.collectives import allreduce
 from mpiddl.decomposition.choice import Choice, choose, sample_rows, start_rows
 from mpiddl.decomposition.covariance import Covariance, Effort
-from mpiddl.decomposition.davidson import Directions, Ritz, davidson, krylov
+from mpiddl.decomposition.davidson import Directions, Done, davidson, krylov
 from mpiddl.decomposition.estimates import at_rounding, missed_variance
+from mpiddl.decomposition.file_rows import FileRows
 from mpiddl.decomposition.gram import gram
 from mpiddl.decomposition.rows import Rows
-from mpiddl.decomposition.sample import covariance, draw, warm_start, warm_start_of
+from mpiddl.decomposition.sample import HeldOut, covariance, draw, most_taken, warm_start, warm_start_of
 from mpiddl.decomposition.subsample import Subsample
+from mpiddl.decomposition.subspace import Ritz
 from mpiddl.decomposition.variance_reduced import Settings, VarianceReduced
 from mpiddl.decomposition.vr_plain import vr_plain
 from mpiddl.errors import ConvergenceError, UsageError
-from mpiddl.transport.base import IN_PLACE
 
 SOLVERS = ("auto", "gram", "subsample", "vr", "vr-plain", "krylov")
 
 OVERSAMPLES = 2
 """Columns beyond those asked for, at least: the first unwanted one tells the error, the next one that one's."""
+
+FIRST = 1e-4
+"""What the first directions may leave of the error, at best."""
+
+SAMPLED = 2.0
+"""How much smaller than the tolerance an error has to be that a sample tells."""
 
 SLOW = 4
 """Passes in which the error has to fall to a half at least."""
@@ -103,11 +109,12 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     if solver not in SOLVERS:
         raise UsageError(f"solver: got {solver!r}, wanted one of {', '.join(SOLVERS)}")
     began, effort = now(), Effort()
-    shape = np.array([rows.n])
-    allreduce(comm, IN_PLACE, shape)
-    n, d, columns = int(shape[0]), rows.d, min(rows.columns(k + OVERSAMPLES), rows.d)
+    n, d, columns = sum(comm.allgather(rows.n)), rows.d, min(rows.columns(k + OVERSAMPLES), rows.d)
     if solver.startswith("vr") and rows.sparse:
         raise UsageError(f"solver: got {solver} for sparse rows, wanted one of auto, krylov, gram")
+    if solver == "vr-plain" and isinstance(rows, FileRows):
+        raise UsageError("solver: got vr-plain, which takes rows one by one, for rows in a file, wanted one of auto, gram, "
+                         "subsample, vr, krylov")
     choice = choose(n, d, k, columns, tol, comm.size, rows.sparse) if solver == "auto" else Choice(solver, "asked for")
     history: list[Moment] = []
 
@@ -121,7 +128,18 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
         stuck = solver != "vr-plain" and _stuck(history)  # which is slow by nature
         return error <= tol or at_rounding(ritz, k, rows.dtype, 0.5) or stuck or effort.passes >= most_passes
 
-    operator, ritz = _run(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort, done)
+    def look_now() -> bool:
+        """Whether the next directions may well suffice, as far as the last ones tell."""
+        before, last = history[-2].error if len(history) > 1 else np.inf, history[-1].error
+        return last * min(last / before, 0.1) <= tol if before < np.inf else last * FIRST <= tol
+
+    def convinced(ritz: Ritz) -> bool:
+        if missed_variance(ritz, k).sum() > tol / SAMPLED * ritz.values[:k].sum():
+            return False
+        return done(ritz)
+
+    operator, ritz = _run(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort, done,
+                          (look_now, convinced))
     result = _result(ritz, operator, n, k, choice, effort, history)
     met = not history or history[-1].error <= tol or at_rounding(ritz, k, rows.dtype, 64)  # what is left no pass can find
     if not comm.bcast(met):
@@ -132,7 +150,7 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
 
 
 def _run(comm: Any, rows: Rows, n: int, k: int, columns: int, solver: str, tol: float, center: bool, seed: int,
-         vr: Settings, effort: Effort, done: Callable[[Ritz], bool]) -> tuple[Covariance, Ritz]:
+         vr: Settings, effort: Effort, done: Done, look: tuple[Callable[[], bool], Done]) -> tuple[Covariance, Ritz]:
     """Warm up on a sample and iterate, or go the direct way."""
     d = rows.d
     if solver == "gram":
@@ -140,8 +158,8 @@ def _run(comm: Any, rows: Rows, n: int, k: int, columns: int, solver: str, tol: 
         operator = Covariance(comm, rows, sample.mean, center, effort)
         working = rows.dtype if tol >= GRAM_ROUNDING and n > ROWS_OF_SMALL else np.dtype(np.float64)
         return operator, gram(comm, operator, n, k, working)
-    most = sample_rows(n, d, columns) if solver == "subsample" else start_rows(n, columns)
-    sample = draw(comm, rows, n, most, seed, effort)
+    most = most_taken(comm, rows)
+    sample = draw(comm, rows, n, min(most, (sample_rows if solver == "subsample" else start_rows)(n, d, columns)), seed, effort)
     operator = Covariance(comm, rows, sample.mean, center, effort)
     if solver == "vr-plain":
         return operator, vr_plain(comm, operator, k, done, step=vr.step, seed=seed)
@@ -152,7 +170,8 @@ def _run(comm: Any, rows: Rows, n: int, k: int, columns: int, solver: str, tol: 
     else:
         start = warm_start(comm, sample, columns, center, seed, effort)
         directions = VarianceReduced(operator, vr, seed) if solver == "vr" else krylov
-    return operator, davidson(comm, operator.apply, start.vectors, directions, done)
+    held_out = HeldOut(operator, n, most, columns, seed)
+    return operator, davidson(comm, operator.apply, start.vectors, directions, done, look=(look[0], held_out, look[1]))
 
 
 ROWS_OF_SMALL = 16_384

@@ -76,6 +76,10 @@ class SparseRows:
     def take(self, rows: np.ndarray) -> SparseRows:
         return SparseRows(self.x[rows], self.weights[rows] if self.weights.size else None, self.threads)
 
+    @property
+    def most_taken(self) -> int:
+        return self.n
+
     def blocks(self, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         most = max(1, min(most, DENSE_BYTES // (self.dtype.itemsize * self.d)))
         for begin in range(0, self.n, most):

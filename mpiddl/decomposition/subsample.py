@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpiddl.decomposition.davidson import Ritz
+from mpiddl.decomposition.subspace import Ritz
 
 STEPS = 6
 """Of conjugate gradients: the sample's own error is reached before."""

@@ -20,6 +20,7 @@ averaging: ours, derived in docs/decomposition.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise, repeat
 from math import sqrt
 from numbers import Integral, Real
 from typing import Any
@@ -28,15 +29,14 @@ import numpy as np
 
 from mpiddl.collectives import iallreduce
 from mpiddl.decomposition.covariance import Covariance
-from mpiddl.decomposition.davidson import Ritz
 from mpiddl.decomposition.dense_rows import DenseRows
+from mpiddl.decomposition.file_rows import FileRows
 from mpiddl.decomposition.rows import padded
+from mpiddl.decomposition.subspace import Ritz
 from mpiddl.errors import UsageError
 from mpiddl.kernels.correction_steps import correction_steps, steps_scratch
+from mpiddl.kernels.normal_product import BLOCK
 from mpiddl.transport.base import IN_PLACE
-
-GROUP = 8
-"""Adjacent rows that are drawn together: memory is read in longer pieces, and a mini-batch still comes from everywhere."""
 
 ORTHOGONAL_EVERY = 4
 
@@ -49,7 +49,7 @@ class Settings:
     ``sync_every`` steps, applied ``sync_delay`` averages late.
     """
 
-    fraction: float = 0.25
+    fraction: float = 0.125
     batch: int | None = None
     step: float = 1.0
     sync_every: int | None = None
@@ -72,7 +72,7 @@ class VarianceReduced:
     """Directions for `davidson`, from the rows under ``covariance``."""
 
     def __init__(self, covariance: Covariance, settings: Settings, seed: int):
-        assert isinstance(covariance.rows, DenseRows)  # `solve` has refused others
+        assert isinstance(covariance.rows, (DenseRows, FileRows))  # `solve` has refused others
         self._covariance, self._rows, self._settings = covariance, covariance.rows, settings
         # Ranks with the same seed would walk the same path, for nothing.
         self._random = np.random.default_rng([seed, covariance.comm.rank])
@@ -91,15 +91,19 @@ class VarianceReduced:
         mean = (self._covariance.mean * self._covariance.center).astype(rows.dtype)
         averages: list[tuple[Any, np.ndarray, np.ndarray]] = []
         every = settings.sync_every or steps
-        for begin in range(0, steps, every):
-            groups = self._random.integers(0, max(1, rows.n // GROUP), (min(every, steps - begin), batch // GROUP)) * GROUP
-            if rows.n:
-                correction_steps(rows.x, rows.weights, mean, groups, GROUP, rate, values[0], residual, w, ORTHOGONAL_EVERY,
-                                 block, sums, scratch)
-            if begin + every < steps:
+        groups = self._random.integers(0, max(1, -(-rows.n // BLOCK)), (steps, batch // BLOCK)) * BLOCK
+        at_once = rows.steps_at_once(batch) if rows.n else steps
+        ends = sorted({*range(0, steps, every), *range(0, steps, at_once), steps})
+        spans = list(pairwise(ends))
+        gathered = rows.gathered(groups[begin:end] for begin, end in spans) if rows.n else repeat(None)
+        for (_, end), found in zip(spans, gathered, strict=bool(rows.n)):
+            if found is not None:
+                x, weights, places = found
+                correction_steps(x, weights, mean, places, rate, values[0], residual, w, ORTHOGONAL_EVERY, block, sums, scratch)
+            if end < steps and end % every == 0:
                 averages.append(self._start(block))
-            if len(averages) > settings.sync_delay:
-                self._apply(block, averages.pop(0))
+                if len(averages) > settings.sync_delay:
+                    self._apply(block, averages.pop(0))
         for average in averages:
             self._apply(block, average)
         request, result, _ = self._start(block)  # to the bit the same on all ranks, which an average applied late is not
@@ -114,7 +118,7 @@ class VarianceReduced:
         mine = total / ranks
         stiffness = covariance.trace / largest
         batch = settings.batch or min(mine / 16, sqrt(mine * stiffness) / 2)
-        batch = max(GROUP, int(batch) // GROUP * GROUP)
+        batch = max(BLOCK, int(batch) // BLOCK * BLOCK)
         steps = max(2, int(settings.fraction * mine / batch))
         # 1/P of the steps a rank, P times as long (the law of averaging), as far as a mini-batch's own covariance, whose
         # largest eigenvalue is about (sqrt(lambda_1) + sqrt(trace / b))^2, leaves that stable.

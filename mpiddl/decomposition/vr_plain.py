@@ -27,8 +27,8 @@ import numpy as np
 
 from mpiddl.collectives import allreduce
 from mpiddl.decomposition.covariance import Covariance
-from mpiddl.decomposition.davidson import Ritz
 from mpiddl.decomposition.dense_rows import DenseRows
+from mpiddl.decomposition.subspace import Ritz
 from mpiddl.kernels.plain_steps import plain_steps
 from mpiddl.transport.base import IN_PLACE
 

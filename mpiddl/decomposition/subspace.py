@@ -1,0 +1,80 @@
+"""A subspace that grows by blocks, what the matrix makes of it, and its Ritz pairs: the best that it holds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Ritz(NamedTuple):
+    """Approximate eigenpairs, largest first, with the residuals A vectors - vectors values."""
+
+    values: np.ndarray
+    vectors: np.ndarray
+    residuals: np.ndarray
+
+
+class Subspace:
+    """An orthonormal basis V (d, m) with its images A V and V^T A V, for a symmetric A; at most ``most`` columns.
+
+    A block of p columns costs 2 d m p operations, p Ritz pairs 4 d m p; memory 2 d ``most`` numbers, touched as they are used.
+    """
+
+    def __init__(self, comm: Any, d: int, most: int):
+        self._comm, self._m = comm, 0
+        self._basis, self._images = np.empty((d, most), order="F"), np.empty((d, most), order="F")
+        self._projected = np.zeros((most, most))
+        self._rotation = np.zeros((0, 0))
+
+    @property
+    def basis(self) -> np.ndarray:
+        return self._basis[:, : self._m]
+
+    @property
+    def images(self) -> np.ndarray:
+        return self._images[:, : self._m]
+
+    def extend(self, new: np.ndarray, images: np.ndarray, sampled: bool = False) -> None:
+        """Take in more columns, orthogonal to the others, and their images.
+
+        ``sampled``: the images are estimates. What they have along V is then replaced by what is known, (A V)^T new.
+        """
+        across = self.images.T @ new
+        if sampled:
+            images = images + self.basis @ (across - self.basis.T @ images)
+        old, grown = self._m, self._m + new.shape[1]
+        self._basis[:, old:grown], self._images[:, old:grown] = new, images
+        self._projected[:old, old:grown], self._projected[old:grown, :old] = across, across.T
+        self._projected[old:grown, old:grown] = new.T @ images
+        self._m = grown
+
+    def drop(self, columns: int) -> None:
+        """Forget the last columns."""
+        self._m -= columns
+
+    def ritz(self, p: int) -> Ritz:
+        """The ``p`` leading pairs; rank 0's solution of the small problem counts.
+
+        Communication
+        -------------
+        Collective: a broadcast of m^2 + m numbers.
+        """
+        projected = self._projected[: self._m, : self._m]
+        values, self._rotation = self._comm.bcast(_descending(projected) if self._comm.rank == 0 else None)
+        vectors = self.basis @ self._rotation[:, :p]
+        return Ritz(values[:p], vectors, self.images @ self._rotation[:, :p] - vectors * values[:p])
+
+    def make_room(self, columns: int, kept: int) -> None:
+        """Cut down to the ``kept`` leading of the last Ritz vectors where there is no room for so many more columns."""
+        if self._m + columns <= self._basis.shape[1]:
+            return
+        rotation, self._m = self._rotation[:, :kept], 0
+        basis, images = self._basis[:, : len(rotation)] @ rotation, self._images[:, : len(rotation)] @ rotation
+        self.extend(basis, images)
+
+
+def _descending(projected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues and eigenvectors of a small symmetric matrix, largest first."""
+    values, rotation = np.linalg.eigh((projected + projected.T) / 2)
+    return values[::-1].copy(), rotation[:, ::-1].copy()
