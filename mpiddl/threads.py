@@ -12,9 +12,10 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NO_ENV: Mapping[str, str] = MappingProxyType({})
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
@@ -187,14 +188,20 @@ def apply(threads: Threads) -> ExitStack:
     contextlib.ExitStack
         Closing it, or leaving its ``with`` block, restores what was set before; left alone, it stays.
     """
-    from threadpoolctl import threadpool_limits
-
     undo = ExitStack()
     numba = sys.modules.get("numba")
     if numba is not None:  # first, since it may load an OpenMP library
         undo.callback(numba.set_num_threads, numba.get_num_threads())
         # numba refuses more than it counted when it was imported: a single one on a rank bound to one core.
         numba.set_num_threads(min(threads.numba, numba.config.NUMBA_NUM_THREADS))
-    limits = threadpool_limits({"blas": threads.blas, "openmp": max(threads.blas, threads.numba)})
-    undo.callback(limits.restore_original_limits)
+    limits = {"blas": threads.blas, "openmp": max(threads.blas, threads.numba)}
+    undo.callback(_libraries(len(sys.modules)).limit(limits=limits).restore_original_limits)
     return undo
+
+
+@lru_cache(1)
+def _libraries(modules: int) -> Any:
+    """The BLAS and OpenMP libraries that are loaded, looked for anew (2 ms) when more ``modules`` are."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()

@@ -219,7 +219,8 @@ def test_the_tolerance_is_kept_and_variance_never_falls(comm, solver, tol):
 
 @EVERYWHERE
 @pytest.mark.parametrize("settings", [{"sync_every": 3}, {"sync_every": 2, "sync_delay": 1}, {"sync_every": 2, "sync_delay": 5},
-                                      {"batch_size": 24, "step_size": 3.0}, {"vr_fraction": 2.0}])  # fmt: skip
+                                      {"batch_size": 24, "step_size": 3.0}, {"vr_fraction": 2.0},
+                                      {"snapshot_fraction": 0.3}])  # fmt: skip
 def test_variance_reduction_with_any_settings(comm, settings):
     x = rows_of_all(600, 50)
     pca = PCA(4, solver="vr", tol=1e-12, random_state=0, comm=comm, **settings).fit(mine(x, comm, "round robin"))
@@ -343,6 +344,7 @@ def test_what_cannot_be_met_is_an_error_that_carries_the_best(comm):
         ({"tol": -1.0}, "tol: got -1.0"),
         ({"max_passes": 0}, "max_passes: got 0"),
         ({"solver": "vr", "sync_delay": -1}, "sync_delay: got -1"),
+        ({"solver": "vr", "snapshot_fraction": 0}, "snapshot_fraction: got 0"),
         ({"solver": "vr", "batch_size": 2.5}, "batch_size: got 2.5"),
         ({"solver": "vr", "step_size": 0.0}, "step_size: got 0.0"),
         ({"threads": -1}, "threads: got -1"),

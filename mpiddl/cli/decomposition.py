@@ -110,6 +110,7 @@ def _bench(path: Path | None, plot: Path | None, cases: str, errors: str, thread
     if promise(os.environ).size > 1:
         with connected(None, os.environ) as link:
             rows = list(pca_ranks.run(link, names, levels, rounds, search, chosen, say))
+            rows = rows if link.rank == 0 else []
         if rows:
             show("pca", rows, ("p10", "p90"))
         keep(os.environ, "pca", rows, path)
@@ -170,6 +171,8 @@ def _options(centred: bool) -> list[Callable[..., Any]]:
         click.option("--step-size", default=1.0, show_default=True, metavar="X", help="vr: times the automatic step."),
         click.option("--sync-every", type=int, metavar="N", help="vr: steps between averages; one at the end if not given."),
         click.option("--sync-delay", default=0, show_default=True, metavar="N", help="vr: averages come so many late."),
+        click.option("--snapshot-fraction", default=1.0, show_default=True, metavar="X",
+                     help="vr: part of the rows that the first anchors are made from."),
         click.option("--max-passes", default=200.0, show_default=True, metavar="X", help="Give up after so many."),
         click.option("--quiet", is_flag=True, help="Print nothing but errors."),
     ]  # fmt: skip

@@ -39,7 +39,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     def __init__(self, n_components: Any, solver: str, tol: float, random_state: Any, comm: Any, threads: int,
                  vr_fraction: float, batch_size: int | None, step_size: float, sync_every: int | None, sync_delay: int,
-                 max_passes: Any):
+                 snapshot_fraction: float, max_passes: Any):
         self.n_components = n_components
         self.solver = solver
         self.tol = tol
@@ -51,6 +51,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.step_size = step_size
         self.sync_every = sync_every
         self.sync_delay = sync_delay
+        self.snapshot_fraction = snapshot_fraction
         self.max_passes = max_passes
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -160,7 +161,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self._settings().check()
 
     def _settings(self) -> Settings:
-        return Settings(self.vr_fraction, self.batch_size, self.step_size, self.sync_every, self.sync_delay)
+        return Settings(self.vr_fraction, self.batch_size, self.step_size, self.sync_every, self.sync_delay,
+                        self.snapshot_fraction)
 
     def _own_rows(self, X: Any, sample_weight: Any, ranks: int, reset: bool = True) -> Rows:
         """This rank's rows, C-contiguous, not looked at one by one."""

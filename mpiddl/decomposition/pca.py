@@ -36,7 +36,7 @@ class PCA(Estimator):
         leaves it out: what is loaded has None.
     threads : int
         Of this rank; 0: the cores of the node divided by its ranks, unless the environment sets a number.
-    vr_fraction, batch_size, step_size, sync_every, sync_delay
+    vr_fraction, batch_size, step_size, sync_every, sync_delay, snapshot_fraction
         Of the solver ``vr``, as in `mpiddl.decomposition.Settings`.
     max_passes : float
         Over the data, after which `fit` gives up.
@@ -75,9 +75,9 @@ class PCA(Estimator):
     def __init__(self, n_components: int | float | None = None, *, whiten: bool = False, solver: str = "auto",
                  tol: float = 1e-8, random_state: Any = None, comm: Any = None, threads: int = 0, vr_fraction: float = 0.125,
                  batch_size: int | None = None, step_size: float = 1.0, sync_every: int | None = None, sync_delay: int = 0,
-                 max_passes: float = 200):
+                 snapshot_fraction: float = 1.0, max_passes: float = 200):
         super().__init__(n_components, solver, tol, random_state, comm, threads, vr_fraction, batch_size, step_size, sync_every,
-                         sync_delay, max_passes)
+                         sync_delay, snapshot_fraction, max_passes)
         self.whiten = whiten
 
     def get_covariance(self) -> np.ndarray:

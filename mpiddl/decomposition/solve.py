@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,9 @@ OVERSAMPLES = 2
 
 FIRST = 1e-4
 """What the first directions may leave of the error, at best."""
+
+HOPE = 30
+"""How much better than the last ones directions may be: a look costs a thirtieth of a pass."""
 
 SAMPLED = 2.0
 """How much smaller than the tolerance an error has to be that a sample tells."""
@@ -131,15 +135,15 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     def look_now() -> bool:
         """Whether the next directions may well suffice, as far as the last ones tell."""
         before, last = history[-2].error if len(history) > 1 else np.inf, history[-1].error
-        return last * min(last / before, 0.1) <= tol if before < np.inf else last * FIRST <= tol
+        return last * (min(last / before, 0.1) / HOPE if before < np.inf else FIRST) <= tol
 
     def convinced(ritz: Ritz) -> bool:
         if missed_variance(ritz, k).sum() > tol / SAMPLED * ritz.values[:k].sum():
             return False
         return done(ritz)
 
-    operator, ritz = _run(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort, done,
-                          (look_now, convinced))
+    task = _Task(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort)
+    operator, ritz = _run(task, done, look_now, convinced)
     result = _result(ritz, operator, n, k, choice, effort, history)
     met = not history or history[-1].error <= tol or at_rounding(ritz, k, rows.dtype, 64)  # what is left no pass can find
     if not comm.bcast(met):
@@ -149,30 +153,72 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     return result
 
 
-def _run(comm: Any, rows: Rows, n: int, k: int, columns: int, solver: str, tol: float, center: bool, seed: int,
-         vr: Settings, effort: Effort, done: Done, look: tuple[Callable[[], bool], Done]) -> tuple[Covariance, Ritz]:
+@dataclass(frozen=True)
+class _Task:
+    """What `solve` was asked for: ``k`` components of all ranks' ``n`` rows, by blocks of ``columns``."""
+
+    comm: Any
+    rows: Rows
+    n: int
+    k: int
+    columns: int
+    solver: str
+    tol: float
+    center: bool
+    seed: int
+    vr: Settings
+    effort: Effort
+
+
+def _run(task: _Task, done: Done, look_now: Callable[[], bool], convinced: Done) -> tuple[Covariance, Ritz]:
     """Warm up on a sample and iterate, or go the direct way."""
-    d = rows.d
-    if solver == "gram":
+    comm, rows, n, columns, center, seed, effort = (
+        task.comm, task.rows, task.n, task.columns, task.center, task.seed, task.effort)  # fmt: skip
+    if task.solver == "gram":
         sample = draw(comm, rows, n, 256, seed, effort)
         operator = Covariance(comm, rows, sample.mean, center, effort)
-        working = rows.dtype if tol >= GRAM_ROUNDING and n > ROWS_OF_SMALL else np.dtype(np.float64)
-        return operator, gram(comm, operator, n, k, working)
+        working = rows.dtype if task.tol >= GRAM_ROUNDING and n > ROWS_OF_SMALL else np.dtype(np.float64)
+        return operator, gram(comm, operator, n, task.k, working)
     most = most_taken(comm, rows)
-    sample = draw(comm, rows, n, min(most, (sample_rows if solver == "subsample" else start_rows)(n, d, columns)), seed, effort)
+    wanted = (sample_rows if task.solver == "subsample" else start_rows)(n, rows.d, columns)
+    sample = draw(comm, rows, n, min(most, wanted), seed, effort)
     operator = Covariance(comm, rows, sample.mean, center, effort)
-    if solver == "vr-plain":
-        return operator, vr_plain(comm, operator, k, done, step=vr.step, seed=seed)
-    if solver == "subsample":
+    if task.solver == "vr-plain":
+        return operator, vr_plain(comm, operator, task.k, done, step=task.vr.step, seed=seed)
+    if task.solver == "subsample":
         products = covariance(comm, sample, center, effort)
         start: Ritz = warm_start_of(comm, products, columns, seed)
         directions: Directions = Subsample(products)
     else:
-        start = warm_start(comm, sample, columns, center, seed, effort)
-        directions = VarianceReduced(operator, vr, seed) if solver == "vr" else krylov
+        start, directions = warm_start(comm, sample, columns, center, seed, effort), krylov
+        if task.solver == "vr":
+            if task.vr.snapshot < 1:
+                start = _from_snapshots(task, min(most, ceil(task.vr.snapshot * n)), start)
+            directions = VarianceReduced(operator, task.vr, seed)
     held_out = HeldOut(operator, n, most, columns, seed)
-    return operator, davidson(comm, operator.apply, start.vectors, directions, done, look=(look[0], held_out, look[1]))
+    return operator, davidson(comm, operator.apply, start.vectors, directions, done, look=(look_now, held_out, convinced))
 
+
+def _from_snapshots(task: _Task, count: int, start: Ritz) -> Ritz:
+    """Iterate with anchors from ``count`` rows, until what they miss of their own components is less than these miss of the
+    truth: about trace / (theta_1 count) of the explained variance."""
+    spent = Effort()
+    sample = draw(task.comm, task.rows, task.n, count, task.seed + 1, task.effort)
+    operator = Covariance(task.comm, sample.rows, sample.mean, task.center, spent)
+
+    def enough(ritz: Ritz) -> bool:
+        values = ritz.values[: task.k]
+        noise = operator.trace / max(values[0], np.finfo(float).tiny) / count
+        return missed_variance(ritz, task.k).sum() <= noise * values.sum() or spent.passes >= MOST_SNAPSHOTS
+
+    found = davidson(task.comm, operator.apply, start.vectors, VarianceReduced(operator, task.vr, task.seed + 1), enough)
+    task.effort.passes += spent.passes * sample.share
+    task.effort.rounds += spent.rounds
+    return found
+
+
+MOST_SNAPSHOTS = 10
+"""Anchors from a part of the rows; where more are needed a gap is so small that a part will not tell."""
 
 ROWS_OF_SMALL = 16_384
 """Fewer rows are multiplied in float64 whatever their dtype: it costs next to nothing."""

@@ -21,7 +21,9 @@ class TruncatedSVD(Estimator):
     ----------
     n_components : int
         From 1 to the smaller of rows and columns.
-    solver, tol, random_state, comm, threads, vr_fraction, batch_size, step_size, sync_every, sync_delay, max_passes
+    solver, tol, random_state, comm, threads, max_passes
+        As in `PCA`.
+    vr_fraction, batch_size, step_size, sync_every, sync_delay, snapshot_fraction
         As in `PCA`.
 
     Attributes
@@ -52,9 +54,10 @@ class TruncatedSVD(Estimator):
 
     def __init__(self, n_components: int = 2, *, solver: str = "auto", tol: float = 1e-8, random_state: Any = None,
                  comm: Any = None, threads: int = 0, vr_fraction: float = 0.125, batch_size: int | None = None,
-                 step_size: float = 1.0, sync_every: int | None = None, sync_delay: int = 0, max_passes: float = 200):
+                 step_size: float = 1.0, sync_every: int | None = None, sync_delay: int = 0,
+                 snapshot_fraction: float = 1.0, max_passes: float = 200):
         super().__init__(n_components, solver, tol, random_state, comm, threads, vr_fraction, batch_size, step_size, sync_every,
-                         sync_delay, max_passes)
+                         sync_delay, snapshot_fraction, max_passes)
 
     def _wanted(self, n: int, d: int) -> int | float:
         """Components wanted of ``n`` rows."""

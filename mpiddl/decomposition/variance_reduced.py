@@ -46,7 +46,8 @@ class Settings:
     """How ``vr`` works; None: chosen from the data.
 
     ``fraction`` of a rank's rows in one call, ``batch`` rows a step, ``step`` times the automatic step size, averages every
-    ``sync_every`` steps, applied ``sync_delay`` averages late.
+    ``sync_every`` steps, applied ``sync_delay`` averages late. Anchors (W~ and R) are renewed from the part ``snapshot`` of all
+    rows, always the same, until these tell no more about the others; then from all.
     """
 
     fraction: float = 0.125
@@ -54,6 +55,7 @@ class Settings:
     step: float = 1.0
     sync_every: int | None = None
     sync_delay: int = 0
+    snapshot: float = 1.0
 
     def check(self) -> None:
         """Raise a `UsageError` for what makes no sense."""
@@ -63,6 +65,8 @@ class Settings:
                 continue
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise UsageError(f"{name}: got {value!r}, wanted a whole number from {least}")
+        if not isinstance(self.snapshot, Real) or isinstance(self.snapshot, bool) or not 0 < self.snapshot <= 1:
+            raise UsageError(f"snapshot_fraction: got {self.snapshot!r}, wanted a number above 0, at most 1")
         for name, number in {"vr_fraction": self.fraction, "step_size": self.step}.items():
             if isinstance(number, bool) or not isinstance(number, Real) or not 0 < number < float("inf"):
                 raise UsageError(f"{name}: got {number!r}, wanted a number above 0")
