@@ -15,6 +15,7 @@ CASES = {  # what the output must hold
     "virtual_ranks.py": "    16     0.9",
     "fashion_mnist.py": "of 1000:",
     "sum_in_place.py": "equal True",
+    "eof_analysis.py": "seesaw: EOF 1, pattern correlation 0.99",
     "eigen_images.py": "1437 images, 74% of their variance in 10 components",
 }
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from mpiddl.cli.passes import progress
 from mpiddl.cli.sizes import parse_size
 from mpiddl.errors import UsageError
 from mpiddl.launch import promise
-
-if TYPE_CHECKING:
-    from mpiddl.decomposition import Moment
 
 EPILOG = """
 \b
@@ -134,7 +131,8 @@ def _command(name: str, text: str, centred: bool) -> click.Command:
             raise UsageError("whiten: got --no-center, wanted it with --center: scores about zero have no deviation")
         settings["random_state"] = settings.pop("seed")
         settings["memory"] = parse_size(settings["memory"], "memory")
-        summary = decompose_file(file, out, kind, overwrite, None if quiet else _Passes(settings["tol"]), **settings)
+        with progress(settings["tol"]) as told:
+            summary = decompose_file(file, out, kind, overwrite, None if quiet else told, **settings)
         if not quiet:
             _show(summary, out)
 
@@ -183,27 +181,6 @@ def _components(text: str, centred: bool) -> int | float:
         return float(text) if "." in text and centred else int(text)
     except ValueError:
         raise UsageError(f"components: got {text!r}, wanted a whole number" + (", or a share such as 0.9" * centred)) from None
-
-
-class _Passes:
-    """A line after each pass, on standard error: how far the estimated error has fallen."""
-
-    def __init__(self, tol: float):
-        self.tol = tol
-
-    def __call__(self, rank: int, moment: Moment) -> None:
-        if rank == 0:
-            bar = "#" * self._length(moment.error)
-            print(f"pass {moment.passes:5.1f}  {moment.seconds:8.2f} s  error {moment.error:8.1e}  [{bar:<30}] {self.tol:g}",
-                  file=sys.stderr, flush=True)
-
-    def _length(self, error: float) -> int:
-        """How much of 30 steps the logarithm of the error has gone down from 1 to the tolerance."""
-        from math import log
-
-        if error <= self.tol:
-            return 30
-        return max(0, min(29, int(30 * log(min(error, 1.0)) / log(self.tol)))) if 0 < self.tol < 1 else 0
 
 
 def _show(summary: dict[str, Any], out: Path) -> None:
