@@ -11,6 +11,7 @@ from numba.extending import register_jitable
 
 from .jit import inlined, kernel
 from .lanes import WIDTH, base, lanes_of, size_of
+from .row_moments import row_moments
 from .thin import HEIGHT, fetch, thin_columns, thin_rows
 
 _HEIGHTS = (0, *HEIGHT.values())
@@ -39,7 +40,7 @@ def padded_columns(k, itemsize):
 
 def normal_scratch(d: int, columns: int, itemsize: int) -> int:
     """Elements of scratch memory that `normal_product` needs."""
-    return 2 * BLOCK * columns + d * (columns + 2) + WIDTH // itemsize
+    return 2 * BLOCK * columns + d * (columns + 2) + 1
 
 
 @kernel
@@ -48,12 +49,14 @@ def normal_product(x, w, start, weights, origin, out, sums, moments, scratch):
 
     x (n, d), w (d, k), start (k,), origin (d,) and `scratch` (`normal_scratch`) are C-contiguous and of one float dtype; k is
     a multiple of the lanes (`padded_columns`). weights (n,) of that dtype, or empty: ones. out (d, k) and sums (k,) are
-    float64. moments, float64, is (2, d) and gets the weighted sums of x - origin and of its squares, or (0, d).
+    float64. moments, float64, is (2, d) and gets the weighted sums of x - origin and of its squares, or (0, d). Returns
+    the largest weights |x - origin|^2 of a row, and which one's it is; zeros without moments.
     """
     n, d = x.shape
     k, size = w.shape[1], size_of(x)
     carried = scratch[2 * BLOCK * k : 2 * BLOCK * k + d * k]
     column = scratch[2 * BLOCK * k + d * k : 2 * BLOCK * k + d * (k + 2)]
+    one, largest, which = scratch[2 * BLOCK * k + d * (k + 2) :], 0.0, 0
     for top in range(0, n, FLUSH):
         bottom = min(n, top + FLUSH)
         carried[:] = 0
@@ -66,26 +69,32 @@ def normal_product(x, w, start, weights, origin, out, sums, moments, scratch):
                 add_normal(x, w, start, weights, base(carried) + size * left, sums, scratch, t, under, left, vectors, ahead)
                 left += vectors * lanes_of(x)
             if moments.shape[0]:
-                _add_moments(x, origin, weights, column, t, under)
+                square, row = _add_moments(x, origin, weights, column, one, t, under)
+                if square > largest:
+                    largest, which = square, row
         for j in range(d):
             for c in range(k):
                 out[j, c] += carried[j * k + c]
         for i in range(moments.shape[0]):
             for j in range(d):
                 moments[i, j] += column[i * d + j]
+    return largest, which
 
 
 @inlined
-def _add_moments(x, origin, weights, column, top, bottom):
-    """The sums and sums of squares of x - origin, rows top to bottom, while they are in the cache."""
-    d = x.shape[1]
-    first, second = column[:d], column[d:]
+def _add_moments(x, origin, weights, column, one, top, bottom):
+    """The sums and sums of squares of x - origin, rows top to bottom, while they are in the cache; returns the largest square
+    of a row, times its weight, and which one's it is."""
+    d, size, largest, which = x.shape[1], size_of(x), 0.0, top
+    one[0] = 1
     for i in range(top, bottom):
-        factor = weights[i] if weights.size else x.dtype.type(1)
-        for j in range(d):
-            value = x[i, j] - origin[j]
-            first[j] += factor * value
-            second[j] += factor * value * value
+        factor = base(weights) + size * i if weights.size else base(one)
+        first = base(column)
+        (square,) = row_moments(x, base(x) + size * i * d, base(origin), first, first + size * d, factor, d)
+        square *= weights[i] if weights.size else 1
+        if square > largest:
+            largest, which = float(square), i
+    return largest, which
 
 
 @register_jitable

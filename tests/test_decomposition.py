@@ -217,6 +217,50 @@ def test_the_tolerance_is_kept_and_variance_never_falls(comm, solver, tol):
     assert pca.history_[-1].error <= tol
 
 
+def heavy(rng, x):
+    x[rng.choice(len(x), 5)] *= 100
+    return x
+
+
+def rare(rng, x):
+    """A direction of which two rows of three thousand tell, and that explains as much as the first."""
+    some = rng.choice(len(x), 2, replace=False)
+    x[some] += 1.2 * np.sqrt(len(x) / 2) * np.linalg.qr(rng.standard_normal((x.shape[1], 1)))[0][:, 0]
+    return x
+
+
+def classes(rng, x):
+    return np.sort(rng.integers(0, 10, len(x)))[:, None] * 0.1 + x
+
+
+def walk(rng, x):
+    return np.cumsum(x, axis=0) / 30
+
+
+ROWS = {"alike": lambda rng, x: x, "heavy": heavy, "rare": rare, "sorted": classes, "walk": walk}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("solver", ["auto", "subsample", "vr", "krylov"])
+@pytest.mark.parametrize("k", [1, 6])
+@pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-7])
+def test_the_tolerance_is_kept_whatever_the_rows(kind, solver, k, tol):
+    """Of rows that samples tell little about, too."""
+    rng = np.random.default_rng(3)
+    x = ROWS[kind](rng, rng.standard_normal((3000, 100)) * (1 + np.arange(100) / 3) ** -0.5)
+    pca = PCA(k, solver=solver, tol=tol, random_state=0).fit(x)
+    values = exact(x)[0]
+    explained = ((x - x.mean(axis=0)) @ pca.components_.T).var(axis=0).sum()
+    assert 1 - explained / values[:k].sum() <= tol
+
+
+def test_a_look_at_held_out_rows_saves_a_pass():
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((20_000, 100)) * (1 + np.arange(100) / 3) ** -1.0
+    assert PCA(6, solver="krylov", tol=1e-3, random_state=0).fit(x).n_passes_ < 1.5
+    assert PCA(6, solver="krylov", tol=1e-3, random_state=0).fit(heavy(rng, x)).n_passes_ > 2
+
+
 @EVERYWHERE
 @pytest.mark.parametrize("settings", [{"sync_every": 3}, {"sync_every": 2, "sync_delay": 1}, {"sync_every": 2, "sync_delay": 5},
                                       {"batch_size": 24, "step_size": 3.0}, {"vr_fraction": 2.0},

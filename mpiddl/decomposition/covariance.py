@@ -39,6 +39,8 @@ class Covariance:
         Of the columns, likewise, whether or not C is centred.
     total : float
         Sum of all weights; without weights, the number of rows. Given, ``origin`` is the mean, and variances are not asked for.
+    heaviness : float
+        The largest s |x - mean|^2 over its average, about, complete as the mean is: how little rows are alike.
     origin : ndarray, shape (d,), float64
         What passes subtract: a guess at the mean until it is known, zero without ``center``.
     """
@@ -49,14 +51,14 @@ class Covariance:
         self.effort = effort or Effort()
         self.origin = origin if center else np.zeros(rows.d)
         self.mean, self.variances = self.origin, np.zeros(rows.d)
-        self.total = total
+        self.total, self.heaviness, self._heaviest = total, np.inf, (0, 0)
 
     def apply(self, w: np.ndarray) -> np.ndarray:
         """C W for W of shape (d, k), float64.
 
         Communication
         -------------
-        Collective: one all-reduce of d k + k numbers in float64, 2 d + 1 more at the first time.
+        Collective: one all-reduce of d k + k numbers in float64; at the first time 2 d + 1 more, and an all-gather of two.
         """
         d, k = w.shape
         first = self.total == 0.0
@@ -71,7 +73,12 @@ class Covariance:
         self.effort.passes += 1
         self.effort.rounds += 1
         if first:
-            self.take_moments(message[d * k + k : -1].reshape(2, d), message[-1])
+            moments = message[d * k + k : -1].reshape(2, d)
+            n, largest, row = zip(*self.comm.allgather((self.rows.n, *found.largest)), strict=True)
+            square, rank = moments[1].sum(), int(np.argmax(largest))
+            self.heaviness = largest[rank] * sum(n) / square if square > 0 else 1.0
+            self._heaviest = rank, int(row[rank])
+            self.take_moments(moments, message[-1])
         product = message[: d * k].reshape(d, k)
         if self.center:
             product -= np.outer(self.mean, message[d * k : d * k + k])
@@ -86,6 +93,17 @@ class Covariance:
         Collective: an all-gather of a number.
         """
         return Covariance(self.comm, rows, self.mean, self.center, total=sum(self.comm.allgather(rows.total)))
+
+    def heaviest(self) -> np.ndarray:
+        """The row of that length less the mean, (d,).
+
+        Communication
+        -------------
+        Collective: one rank's d numbers to all.
+        """
+        rank, number = self._heaviest
+        own = next(iter(self.rows.take(np.array([number])).blocks(1)))[0][0] if self.comm.rank == rank else None
+        return self.comm.allgather(own)[rank].astype(np.float64) - self.mean * self.center
 
     def measure(self) -> None:
         """Mean, variance and total by a pass of their own, where `apply` will not be called.

@@ -11,7 +11,8 @@ What differs between solvers are the directions: `krylov` takes the residuals as
 `vr` sharpen them. Whatever they are worth, explained variance never falls, for the old V stays in the space.
 
 The last pass is saved by a look at a sample of rows that D was not made from. What A D has along V is known, (A V)^T D; the
-rest is estimated, and what is wrong with it appears in the residuals: a sample too small fails to convince, no more.
+rest is estimated, and what is wrong with it appears in the residuals, but for what lies in the span of D: they are scaled
+up for that, as if errors were like variances. A sample too small then fails to convince, no more, if it is like all rows.
 
 Cost: one pass and one all-reduce of d p numbers an iteration; a broadcast of the small eigenproblem's result and a comparison
 of checksums, so that ranks whose processors round differently go on alike; memory 2 d m numbers for m columns of V, at
@@ -27,7 +28,7 @@ doi:10.1137/S1064827596304162 (thick restarts).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 from zlib import crc32
 
 import numpy as np
@@ -37,6 +38,25 @@ from mpiddl.decomposition.subspace import Ritz, Subspace
 
 Apply = Callable[[np.ndarray], np.ndarray]
 Done = Callable[[Ritz], bool]
+
+
+class Look(Protocol):
+    """A look at a sample before a pass."""
+
+    @property
+    def trace(self) -> float:
+        """Of the matrix."""
+
+    def worth(self, ritz: Ritz) -> bool:
+        """Whether it may well save the pass; what rank 0 says counts."""
+
+    def __call__(self, block: np.ndarray) -> np.ndarray:
+        """An estimate of the product."""
+
+    def convinced(self, ritz: Ritz) -> bool:
+        """Whether that suffices; what rank 0 says counts."""
+
+
 Directions = Callable[[Ritz], np.ndarray]
 
 
@@ -46,11 +66,10 @@ def krylov(ritz: Ritz) -> np.ndarray:
 
 
 def davidson(comm: Any, apply: Apply, start: np.ndarray, directions: Directions, done: Done, *,
-             look: tuple[Callable[[], bool], Apply, Done] | None = None, most_columns: int | None = None) -> Ritz:
+             look: Look | None = None, most_columns: int | None = None) -> Ritz:
     """Leading eigenpairs of the symmetric ``apply``, as many as ``start`` has columns.
 
     ``done`` is asked after every pass, on every rank; what rank 0 says counts. It ends earlier where V spans all there is.
-    ``look``: whether to look at a sample before the next pass, its product, and what is asked then.
     """
     p = start.shape[1]
     space, new = Subspace(comm, len(start), most_columns or 8 * p), orthonormal(start)
@@ -63,14 +82,14 @@ def davidson(comm: Any, apply: Apply, start: np.ndarray, directions: Directions,
         new = _same(comm, orthonormal(directions(ritz), space.basis))
         if not new.shape[1]:
             return ritz
-        if look is not None:
-            wanted, sampled, convinced = look
-            if comm.bcast(wanted()):
-                space.extend(new, sampled(new), sampled=True)
-                last = space.ritz(p)
-                if comm.bcast(convinced(last)):
-                    return last
-                space.drop(new.shape[1])
+        if look is not None and comm.bcast(look.worth(ritz)):
+            outside = look.trace - space.trace
+            space.extend(new, look(new), sampled=True)
+            seen, last = look.trace - space.trace, space.ritz(p)
+            last = last._replace(residuals=last.residuals * np.sqrt(outside / max(seen, 1e-9 * outside)))
+            if comm.bcast(look.convinced(last)):
+                return last
+            space.drop(new.shape[1])
 
 
 def lanczos(comm: Any, apply: Apply, start: np.ndarray, passes: int) -> Ritz:

@@ -48,9 +48,10 @@ class DenseRows:
 
         def part(number: int) -> Sums:
             begin, end = block_bounds(self.n, parts, number)
-            found = Sums(np.zeros((self.d, columns)), np.zeros(columns), np.zeros((2 if moments else 0, self.d)))
-            weights = self.weights[begin:end]
-            normal_product(self.x[begin:end], lines, start, weights, centre, *found, self._scratch(number, columns))
+            found, weights = Sums.zeros(self.d, columns, moments), self.weights[begin:end]
+            found.largest[:] = normal_product(self.x[begin:end], lines, start, weights, centre, *found[:3],
+                                              self._scratch(number, columns))
+            found.largest[1] += begin
             return found
 
         return together(part, parts, w.shape[1])

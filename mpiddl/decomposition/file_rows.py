@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from mpiddl.decomposition.dense_rows import DenseRows
-from mpiddl.decomposition.rows import Sums, add_sums
+from mpiddl.decomposition.rows import Sums
 from mpiddl.kernels.normal_product import BLOCK, padded_columns
 
 CHUNK_BYTES = 1 << 26
@@ -67,14 +67,13 @@ class FileRows:
         return padded_columns(k, self.dtype.itemsize)
 
     def sums(self, w: np.ndarray, origin: np.ndarray, moments: bool = False) -> Sums:
-        k = w.shape[1]
-        found = Sums(np.zeros((self.d, k)), np.zeros(k), np.zeros((2 if moments else 0, self.d)))
+        found = Sums.zeros(self.d, w.shape[1], moments)
         parts = [range(begin, min(begin + self._chunk, self.n)) for begin in range(0, self.n, self._chunk)]
         if not self._forward:
             parts.reverse()
         self._forward = not self._forward
-        for rows in self._chunks(parts):
-            add_sums(found, rows.sums(w, origin, moments))
+        for part, rows in zip(parts, self._chunks(parts), strict=True):
+            found.add(rows.sums(w, origin, moments), part.start)
         return found
 
     def weighted_sum(self) -> np.ndarray:

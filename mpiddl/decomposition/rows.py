@@ -16,12 +16,25 @@ class Sums(NamedTuple):
     """What one pass adds up over rows x with weights s, all in float64; y = s (x W - m W), m being the origin.
 
     ``product`` (d, k) is the sum of x y^T, ``shifts`` (k,) that of y; ``moments`` (2, d) those of s (x - m) and of
-    s (x - m)^2, or (0, d).
+    s (x - m)^2, or (0, d); ``largest`` (2,), where moments are asked for, no sum, but the largest s |x - m|^2 or a bit more,
+    and the number of its row.
     """
 
     product: np.ndarray
     shifts: np.ndarray
     moments: np.ndarray
+    largest: np.ndarray
+
+    @classmethod
+    def zeros(cls, d: int, k: int, moments: bool) -> Sums:
+        return cls(np.zeros((d, k)), np.zeros(k), np.zeros((2 if moments else 0, d)), np.zeros(2))
+
+    def add(self, other: Sums, begin: int = 0) -> None:
+        """Take in what another part of the rows adds up to, whose first one is ``begin``."""
+        for mine, theirs in zip(self[:3], other[:3], strict=True):
+            mine += theirs
+        if other.largest[0] > self.largest[0]:
+            self.largest[:] = other.largest[0], begin + other.largest[1]
 
 
 class Rows(Protocol):
@@ -51,12 +64,6 @@ class Rows(Protocol):
 
     def blocks(self, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """All rows as dense arrays, at most that many at a time, and their weights (empty: ones)."""
-
-
-def add_sums(mine: Sums, theirs: Sums) -> None:
-    """``mine += theirs``."""
-    for one, other in zip(mine, theirs, strict=True):
-        one += other
 
 
 def padded(array: np.ndarray, columns: int, dtype: np.dtype) -> np.ndarray:
@@ -89,5 +96,5 @@ def together(part: Callable[[int], Sums], threads: int, k: int) -> Sums:
             parts = list(pool.map(part, range(threads)))
     first, *others = parts
     for other in others:
-        add_sums(first, other)
-    return Sums(first.product[:, :k], first.shifts[:k], first.moments)
+        first.add(other)
+    return first._replace(product=first.product[:, :k], shifts=first.shifts[:k])

@@ -66,6 +66,7 @@ class HeldOut:
 
     def __init__(self, covariance: Covariance, n: int, most: int, columns: int, seed: int):
         self._covariance, self._share = covariance, min(1.0, min(most, max(n // 32, 8 * columns, 1024)) / max(1, n))
+        self.count = round(self._share * n)
         self._random = np.random.default_rng([seed, covariance.comm.rank, 2])
         self._sampled: Covariance | None = None
 

@@ -32,14 +32,22 @@ OVERSAMPLES = 2
 FIRST = 1e-4
 """What the first directions may leave of the error, at best."""
 
+UNSEEN = 10.0
+"""How much smaller than the tolerance an error has to be after one pass, which may not have met every leading component."""
+
 HOPE = 30
 """How much better than the last ones directions may be: a look costs a thirtieth of a pass."""
+
+ALIKE = 4
+"""Rows of a sample for each (largest |x|^2 / lambda_k), so that the sum over them is like that over all, whatever the rows
+are: by matrix Bernstein its relative error goes with the root of that ratio (J. Tropp, Found. Trends Mach. Learn. 8, 2015,
+doi:10.1561/2200000048, theorem 6.6.1; the constant is ours). A few rows far longer than the others then forbid a look."""
 
 SAMPLED = 2.0
 """How much smaller than the tolerance an error has to be that a sample tells."""
 
 SLOW = 4
-"""Passes in which the error has to fall to a half at least."""
+"""Passes in which something has to come of it."""
 
 
 class Moment(NamedTuple):
@@ -129,21 +137,12 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
         history.append(Moment(now() - began, effort.passes, effort.rounds, error, explained))
         if tell is not None:
             tell(history[-1])
-        stuck = solver != "vr-plain" and _stuck(history)  # which is slow by nature
-        return error <= tol or at_rounding(ritz, k, rows.dtype, 0.5) or stuck or effort.passes >= most_passes
-
-    def look_now() -> bool:
-        """Whether the next directions may well suffice, as far as the last ones tell."""
-        before, last = history[-2].error if len(history) > 1 else np.inf, history[-1].error
-        return last * (min(last / before, 0.1) / HOPE if before < np.inf else FIRST) <= tol
-
-    def convinced(ritz: Ritz) -> bool:
-        if missed_variance(ritz, k).sum() > tol / SAMPLED * ritz.values[:k].sum():
-            return False
-        return done(ritz)
+        stuck = solver != "vr-plain" and _stuck(history, tol)  # which is slow by nature
+        met = error <= (tol if len(history) > 1 else tol / UNSEEN)
+        return met or at_rounding(ritz, k, rows.dtype, 0.5) or stuck or effort.passes >= most_passes
 
     task = _Task(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort)
-    operator, ritz = _run(task, done, look_now, convinced)
+    operator, ritz = _run(task, done, history)
     result = _result(ritz, operator, n, k, choice, effort, history)
     met = not history or history[-1].error <= tol or at_rounding(ritz, k, rows.dtype, 64)  # what is left no pass can find
     if not comm.bcast(met):
@@ -170,7 +169,7 @@ class _Task:
     effort: Effort
 
 
-def _run(task: _Task, done: Done, look_now: Callable[[], bool], convinced: Done) -> tuple[Covariance, Ritz]:
+def _run(task: _Task, done: Done, history: list[Moment]) -> tuple[Covariance, Ritz]:
     """Warm up on a sample and iterate, or go the direct way."""
     comm, rows, n, columns, center, seed, effort = (
         task.comm, task.rows, task.n, task.columns, task.center, task.seed, task.effort)  # fmt: skip
@@ -196,7 +195,53 @@ def _run(task: _Task, done: Done, look_now: Callable[[], bool], convinced: Done)
                 start = _from_snapshots(task, min(most, ceil(task.vr.snapshot * n)), start)
             directions = VarianceReduced(operator, task.vr, seed)
     held_out = HeldOut(operator, n, most, columns, seed)
-    return operator, davidson(comm, operator.apply, start.vectors, directions, done, look=(look_now, held_out, convinced))
+    caution = _Caution(task, operator, held_out, directions, history, done)
+    return operator, davidson(comm, operator.apply, start.vectors, caution.directions, caution.done, look=caution)
+
+
+class _Caution:
+    """Samples save passes where they tell of all rows; where they may not, nothing is believed after one pass, and the row
+    that tells most beside them is looked at in the second one.
+
+    As the look of `davidson`: at rows that were held out, when the next directions may well suffice.
+    """
+
+    def __init__(self, task: _Task, operator: Covariance, held_out: HeldOut, directions: Directions, history: list[Moment],
+                 done: Done):
+        self._task, self._operator, self._held_out, self._history = task, operator, held_out, history
+        self._directions, self._done = directions, done
+
+    def directions(self, ritz: Ritz) -> np.ndarray:
+        """Those of the solver, after the first pass with the heaviest row in place of the last."""
+        found = self._directions(ritz)
+        if len(self._history) == 1 and not self._alike(ritz):
+            found = np.column_stack([found[:, :-1], self._operator.heaviest()])
+        return found
+
+    def done(self, ritz: Ritz) -> bool:
+        """Whether the tolerance is met, or nothing helps."""
+        return self._done(ritz) and (len(self._history) > 1 or self._alike(ritz))
+
+    def _alike(self, ritz: Ritz) -> bool:
+        """Whether rows are so alike that a sample of the held-out ones' size tells of all; the same on every rank."""
+        stiffness = self._operator.trace / max(ritz.values[self._task.k - 1], np.finfo(float).tiny)
+        return self._held_out.count >= ALIKE * self._operator.heaviness * stiffness
+
+    @property
+    def trace(self) -> float:
+        return self._operator.trace
+
+    def __call__(self, block: np.ndarray) -> np.ndarray:
+        return self._held_out(block)
+
+    def worth(self, ritz: Ritz) -> bool:
+        before, last = self._history[-2].error if len(self._history) > 1 else np.inf, self._history[-1].error
+        hoped = last * (min(last / before, 0.1) / HOPE if before < np.inf else FIRST)
+        return hoped <= self._task.tol and self._alike(ritz)
+
+    def convinced(self, ritz: Ritz) -> bool:
+        k = self._task.k
+        return missed_variance(ritz, k).sum() <= self._task.tol / SAMPLED * ritz.values[:k].sum() and self._done(ritz)
 
 
 def _from_snapshots(task: _Task, count: int, start: Ritz) -> Ritz:
@@ -228,9 +273,12 @@ GRAM_ROUNDING = 1e-12
 much, and count squared."""
 
 
-def _stuck(history: list[Moment]) -> bool:
-    """True if the last passes have not halved the error."""
-    return len(history) > SLOW and history[-1].error > 0.5 * history[-1 - SLOW].error
+def _stuck(history: list[Moment], tol: float) -> bool:
+    """True if the last passes have neither halved the error nor found a tenth of what may be missed."""
+    if len(history) <= SLOW:
+        return False
+    last, before = history[-1], history[-1 - SLOW]
+    return last.error > 0.5 * before.error and last.explained - before.explained < 0.1 * tol * last.explained
 
 
 def _result(ritz: Ritz, operator: Covariance, n: int, k: int, choice: Choice, effort: Effort, history: list[Moment]) -> Result:

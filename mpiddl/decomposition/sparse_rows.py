@@ -53,13 +53,14 @@ class SparseRows:
 
         def part(number: int) -> Sums:
             begin, end = block_bounds(self.n, self.threads, number)
-            found = Sums(np.zeros((self.d, columns)), np.zeros(columns), np.zeros((2 if moments else 0, self.d)))
+            found = Sums.zeros(self.d, columns, moments)
             own = self._starts[begin : end + 1], self._indices, self.x.data
             weights = self.weights[begin:end]
             scratch = np.empty(sparse_scratch(self.d, columns), self.dtype)
             sparse_product(*own, lines, start, weights, found.product, found.shifts, scratch)
             if moments:
-                sparse_moments(*own, weights, found.moments)
+                found.largest[:] = sparse_moments(*own, weights, found.moments)
+                found.largest[1] += begin
             return found
 
         found = together(part, self.threads, w.shape[1])
@@ -67,6 +68,8 @@ class SparseRows:
             first, second = found.moments
             second += origin * (self.total * origin - 2 * first)
             first -= self.total * origin
+            heaviest = self.weights.max(initial=0.0) if self.weights.size else 1.0
+            found.largest[0] = (np.sqrt(found.largest[0]) + np.sqrt(heaviest) * np.linalg.norm(origin)) ** 2
         return found
 
     def weighted_sum(self) -> np.ndarray:

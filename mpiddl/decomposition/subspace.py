@@ -35,6 +35,11 @@ class Subspace:
     def images(self) -> np.ndarray:
         return self._images[:, : self._m]
 
+    @property
+    def trace(self) -> float:
+        """Of V^T A V."""
+        return float(self._projected.diagonal()[: self._m].sum())
+
     def extend(self, new: np.ndarray, images: np.ndarray, sampled: bool = False) -> None:
         """Take in more columns, orthogonal to the others, and their images.
 
