@@ -44,19 +44,19 @@ def normal_scratch(d: int, columns: int, itemsize: int) -> int:
 
 
 @kernel
-def normal_product(x, w, start, weights, origin, out, sums, moments, scratch):
+def normal_product(x, w, start, weights, origin, out, sums, moments, squares, scratch):
     """out += x.T @ y and sums += the sum of y's rows, with y = weights[:, None] * (x @ w + start).
 
     x (n, d), w (d, k), start (k,), origin (d,) and `scratch` (`normal_scratch`) are C-contiguous and of one float dtype; k is
     a multiple of the lanes (`padded_columns`). weights (n,) of that dtype, or empty: ones. out (d, k) and sums (k,) are
-    float64. moments, float64, is (2, d) and gets the weighted sums of x - origin and of its squares, or (0, d). Returns
-    the largest weights |x - origin|^2 of a row, and which one's it is; zeros without moments.
+    float64. moments, float64, is (2, d) and gets the weighted sums of x - origin and of its squares, or (0, d).
+    squares (n,), or (0,) without moments, is overwritten by weights |x - origin|^2 of the rows.
     """
     n, d = x.shape
     k, size = w.shape[1], size_of(x)
     carried = scratch[2 * BLOCK * k : 2 * BLOCK * k + d * k]
     column = scratch[2 * BLOCK * k + d * k : 2 * BLOCK * k + d * (k + 2)]
-    one, largest, which = scratch[2 * BLOCK * k + d * (k + 2) :], 0.0, 0
+    one = scratch[2 * BLOCK * k + d * (k + 2) :]
     for top in range(0, n, FLUSH):
         bottom = min(n, top + FLUSH)
         carried[:] = 0
@@ -69,32 +69,25 @@ def normal_product(x, w, start, weights, origin, out, sums, moments, scratch):
                 add_normal(x, w, start, weights, base(carried) + size * left, sums, scratch, t, under, left, vectors, ahead)
                 left += vectors * lanes_of(x)
             if moments.shape[0]:
-                square, row = _add_moments(x, origin, weights, column, one, t, under)
-                if square > largest:
-                    largest, which = square, row
+                _add_moments(x, origin, weights, column, one, squares, t, under)
         for j in range(d):
             for c in range(k):
                 out[j, c] += carried[j * k + c]
         for i in range(moments.shape[0]):
             for j in range(d):
                 moments[i, j] += column[i * d + j]
-    return largest, which
 
 
 @inlined
-def _add_moments(x, origin, weights, column, one, top, bottom):
-    """The sums and sums of squares of x - origin, rows top to bottom, while they are in the cache; returns the largest square
-    of a row, times its weight, and which one's it is."""
-    d, size, largest, which = x.shape[1], size_of(x), 0.0, top
+def _add_moments(x, origin, weights, column, one, squares, top, bottom):
+    """The sums and sums of squares of x - origin, by columns and by rows, rows top to bottom, while they are in the cache."""
+    d, size = x.shape[1], size_of(x)
     one[0] = 1
     for i in range(top, bottom):
         factor = base(weights) + size * i if weights.size else base(one)
         first = base(column)
         (square,) = row_moments(x, base(x) + size * i * d, base(origin), first, first + size * d, factor, d)
-        square *= weights[i] if weights.size else 1
-        if square > largest:
-            largest, which = float(square), i
-    return largest, which
+        squares[i] = square * (weights[i] if weights.size else 1)
 
 
 @register_jitable

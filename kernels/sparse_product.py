@@ -63,10 +63,9 @@ def sparse_product(starts, indices, values, w, start, weights, out, sums, scratc
 
 
 @kernel
-def sparse_moments(starts, indices, values, weights, out):
-    """out[0] += the weighted sums of the columns, out[1] += those of their squares; out (2, d) is float64. Returns the largest
-    sum of a row's squares, times its weight, and which one's it is."""
-    largest, which = 0.0, 0
+def sparse_moments(starts, indices, values, weights, out, squares):
+    """out[0] += the weighted sums of the columns, out[1] += those of their squares; out (2, d) is float64. squares (n,) is
+    overwritten by the sums of the rows' squares, times their weights."""
     for i in range(starts.size - 1):
         factor, square = float(weights[i]) if weights.size else 1.0, 0.0
         for e in range(starts[i], starts[i + 1]):
@@ -74,9 +73,7 @@ def sparse_moments(starts, indices, values, weights, out):
             out[0, indices[e]] += factor * value
             out[1, indices[e]] += factor * value * value
             square += factor * value * value
-        if square > largest:
-            largest, which = square, i
-    return largest, which
+        squares[i] = square
 
 
 @intrinsic

@@ -25,9 +25,9 @@ def test_a_pass(n, d, k, dtype, weighted):
     x, w, start = draw(dtype, n, d), draw(dtype, d, columns, seed=1), draw(dtype, columns, seed=2)
     origin, weights = draw(dtype, d, seed=3), guarded(np.abs(draw(dtype, n if weighted else 0, seed=4)))
     out, sums, moments = guarded(np.ones((d, columns))), guarded(np.ones(columns)), guarded(np.ones((2, d)))
-    scratch = blank(normal_scratch(d, columns, kind.itemsize), dtype)
-    normal_product(x, w, start, weights, origin, out, sums, moments, scratch)
-    assert intact(x, w, start, weights, origin, out, sums, moments, scratch)
+    scratch, squares = blank(normal_scratch(d, columns, kind.itemsize), dtype), guarded(np.ones(n))
+    normal_product(x, w, start, weights, origin, out, sums, moments, squares, scratch)
+    assert intact(x, w, start, weights, origin, out, sums, moments, squares, scratch)
 
     wide = x.astype(float)
     factor = weights.astype(float)[:, None] if weighted else np.ones((n, 1))
@@ -40,6 +40,7 @@ def test_a_pass(n, d, k, dtype, weighted):
     for found, power in zip(moments, (1, 2), strict=True):
         wanted = (factor * moved**power).sum(0)
         assert (np.abs(found - 1 - wanted) <= 3 * (n + 9) * eps * ((factor * np.abs(moved) ** power).sum(0) + 1)).all()
+    np.testing.assert_allclose(squares, (factor * moved**2).sum(1), rtol=3 * (d + 9) * eps)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -53,7 +54,7 @@ def test_a_pass_is_the_same_in_parts_of_the_columns(dtype):
         k = part.shape[1]
         out, scratch = np.zeros((d, k)), np.empty(normal_scratch(d, k, x.itemsize), dtype)
         none, start, origin = np.empty(0, dtype), np.zeros(k, dtype), np.zeros(d, dtype)
-        normal_product(x, part, start, none, origin, out, np.zeros(k), np.zeros((0, d)), scratch)
+        normal_product(x, part, start, none, origin, out, np.zeros(k), np.zeros((0, d)), np.zeros(0), scratch)
         return out
 
     lanes = columns // 5
@@ -72,10 +73,10 @@ def test_a_pass_over_sparse_rows(n, d, k, dtype, weighted):
     w, start = draw(dtype, d, columns, seed=1), draw(dtype, columns, seed=2)
     weights = guarded(np.abs(draw(dtype, n if weighted else 0, seed=4)))
     out, sums, moments = guarded(np.ones((d, columns))), guarded(np.ones(columns)), guarded(np.ones((2, d)))
-    scratch = blank(sparse_scratch(d, columns), dtype)
+    scratch, squares = blank(sparse_scratch(d, columns), dtype), guarded(np.ones(n))
     sparse_product(starts, indices, values, w, start, weights, out, sums, scratch)
-    sparse_moments(starts, indices, values, weights, moments)
-    assert intact(starts, indices, values, w, start, weights, out, sums, moments, scratch)
+    sparse_moments(starts, indices, values, weights, moments, squares)
+    assert intact(starts, indices, values, w, start, weights, out, sums, moments, squares, scratch)
 
     wide, factor = dense.astype(float), weights.astype(float)[:, None] if weighted else np.ones((n, 1))
     y, sizes = factor * (wide @ w + start), factor * (np.abs(wide) @ np.abs(w) + np.abs(start))
@@ -83,6 +84,7 @@ def test_a_pass_over_sparse_rows(n, d, k, dtype, weighted):
     assert (np.abs(out - 1 - wide.T @ y) <= eps * (np.abs(wide).T @ sizes)).all()
     assert (np.abs(sums - 1 - y.sum(0)) <= eps * (sizes.sum(0) + 1)).all()
     np.testing.assert_allclose(moments - 1, [(factor * wide).sum(0), (factor * wide**2).sum(0)], atol=1e-9)
+    np.testing.assert_allclose(squares, (factor * wide**2).sum(1), rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -39,8 +39,10 @@ class Covariance:
         Of the columns, likewise, whether or not C is centred.
     total : float
         Sum of all weights; without weights, the number of rows. Given, ``origin`` is the mean, and variances are not asked for.
+    squares : ndarray, shape (n,)
+        s |x - mean|^2 of this rank's rows, about, complete as the mean is.
     heaviness : float
-        The largest s |x - mean|^2 over its average, about, complete as the mean is: how little rows are alike.
+        The largest of all ranks' squares over their average: how little rows are alike.
     origin : ndarray, shape (d,), float64
         What passes subtract: a guess at the mean until it is known, zero without ``center``.
     """
@@ -51,7 +53,7 @@ class Covariance:
         self.effort = effort or Effort()
         self.origin = origin if center else np.zeros(rows.d)
         self.mean, self.variances = self.origin, np.zeros(rows.d)
-        self.total, self.heaviness, self._heaviest = total, np.inf, (0, 0)
+        self.total, self.heaviness, self.squares = total, np.inf, np.zeros(0)
 
     def apply(self, w: np.ndarray) -> np.ndarray:
         """C W for W of shape (d, k), float64.
@@ -74,36 +76,37 @@ class Covariance:
         self.effort.rounds += 1
         if first:
             moments = message[d * k + k : -1].reshape(2, d)
-            n, largest, row = zip(*self.comm.allgather((self.rows.n, *found.largest)), strict=True)
-            square, rank = moments[1].sum(), int(np.argmax(largest))
-            self.heaviness = largest[rank] * sum(n) / square if square > 0 else 1.0
-            self._heaviest = rank, int(row[rank])
             self.take_moments(moments, message[-1])
+            self.squares = found.squares
+            own = self.rows.n, self.squares.max(initial=0.0), self.squares.sum()
+            counts, largest, sums = zip(*self.comm.allgather(own), strict=True)
+            self.heaviness = max(largest) * sum(counts) / sum(sums) if sum(sums) > 0 else 1.0
         product = message[: d * k].reshape(d, k)
         if self.center:
             product -= np.outer(self.mean, message[d * k : d * k + k])
         product /= self.total
         return product
 
-    def estimated(self, rows: Rows) -> Covariance:
-        """The same estimated from some rows of all ranks, about the mean that passes have found.
+    def estimated(self, count: int, seed: int) -> Covariance:
+        """The same estimated from ``count`` rows of all ranks, about the mean that passes have found.
+
+        Rows are drawn with probabilities that go with their squares, and weighted by the inverse: by how much the estimate
+        is wrong then depends on trace / (lambda ``count``) only, not on how long some rows are (J. Tropp, Found. Trends Mach.
+        Learn. 8, 2015, doi:10.1561/2200000048, section 6.4).
 
         Communication
         -------------
         Collective: an all-gather of a number.
         """
-        return Covariance(self.comm, rows, self.mean, self.center, total=sum(self.comm.allgather(rows.total)))
-
-    def heaviest(self) -> np.ndarray:
-        """The row of that length less the mean, (d,).
-
-        Communication
-        -------------
-        Collective: one rank's d numbers to all.
-        """
-        rank, number = self._heaviest
-        own = next(iter(self.rows.take(np.array([number])).blocks(1)))[0][0] if self.comm.rank == rank else None
-        return self.comm.allgather(own)[rank].astype(np.float64) - self.mean * self.center
+        sums = np.array(self.comm.allgather(self.squares.sum()))
+        counts = np.random.default_rng([seed, 0]).multinomial(count, sums / sums.sum())
+        random = np.random.default_rng([seed, 1, self.comm.rank]).random(counts[self.comm.rank])
+        ladder = np.cumsum(self.squares)
+        chosen = np.sort(np.searchsorted(ladder, random * ladder[-1])) if len(random) else np.zeros(0, np.int64)
+        some = self.rows.take(chosen)
+        given = some.weights if some.weights.size else np.ones(some.n, some.dtype)
+        some.weights = (given * (sums.sum() / (count * self.squares[chosen]))).astype(some.dtype)
+        return Covariance(self.comm, some, self.mean, self.center, total=self.total)
 
     def measure(self) -> None:
         """Mean, variance and total by a pass of their own, where `apply` will not be called.

@@ -12,7 +12,7 @@ What differs between solvers are the directions: `krylov` takes the residuals as
 
 The last pass is saved by a look at a sample of rows that D was not made from. What A D has along V is known, (A V)^T D; the
 rest is estimated, and what is wrong with it appears in the residuals, but for what lies in the span of D: they are scaled
-up for that, as if errors were like variances. A sample too small then fails to convince, no more, if it is like all rows.
+up for that, as if errors were like variances; and in the values, by as much as two halves of the sample differ.
 
 Cost: one pass and one all-reduce of d p numbers an iteration; a broadcast of the small eigenproblem's result and a comparison
 of checksums, so that ranks whose processors round differently go on alike; memory 2 d m numbers for m columns of V, at
@@ -50,8 +50,8 @@ class Look(Protocol):
     def worth(self, ritz: Ritz) -> bool:
         """Whether it may well save the pass; what rank 0 says counts."""
 
-    def __call__(self, block: np.ndarray) -> np.ndarray:
-        """An estimate of the product."""
+    def __call__(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """An estimate of the product, and another estimate of how wrong it is."""
 
     def convinced(self, ritz: Ritz) -> bool:
         """Whether that suffices; what rank 0 says counts."""
@@ -83,10 +83,12 @@ def davidson(comm: Any, apply: Apply, start: np.ndarray, directions: Directions,
         if not new.shape[1]:
             return ritz
         if look is not None and comm.bcast(look.worth(ritz)):
-            outside = look.trace - space.trace
-            space.extend(new, look(new), sampled=True)
+            outside, (images, doubt) = look.trace - space.trace, look(new)
+            space.extend(new, images, sampled=True)
             seen, last = look.trace - space.trace, space.ritz(p)
-            last = last._replace(residuals=last.residuals * np.sqrt(outside / max(seen, 1e-9 * outside)))
+            share = space.weights(new.shape[1], p)
+            last = last._replace(residuals=last.residuals * np.sqrt(outside / max(seen, 1e-9 * outside)),
+                                 doubt=2 * np.abs(np.einsum("ij,ij->j", share, new.T @ doubt @ share)))
             if comm.bcast(look.convinced(last)):
                 return last
             space.drop(new.shape[1])

@@ -48,10 +48,8 @@ class DenseRows:
 
         def part(number: int) -> Sums:
             begin, end = block_bounds(self.n, parts, number)
-            found, weights = Sums.zeros(self.d, columns, moments), self.weights[begin:end]
-            found.largest[:] = normal_product(self.x[begin:end], lines, start, weights, centre, *found[:3],
-                                              self._scratch(number, columns))
-            found.largest[1] += begin
+            found, weights = Sums.zeros(end - begin, self.d, columns, moments), self.weights[begin:end]
+            normal_product(self.x[begin:end], lines, start, weights, centre, *found, self._scratch(number, columns))
             return found
 
         return together(part, parts, w.shape[1])

@@ -19,8 +19,9 @@ def missed_variance(ritz: Ritz, k: int) -> np.ndarray:
     """
     values, p = ritz.values, len(ritz.values)
     sizes = np.sqrt(np.einsum("ij,ij->j", ritz.residuals, ritz.residuals))
+    doubt = np.broadcast_to(ritz.doubt, p)[:k]
     if p <= k:
-        return sizes[:k]
+        return sizes[:k] + doubt
     unit = ritz.residuals / np.where(sizes > 0, sizes, 1)
     angles = unit.T @ unit
     found = []
@@ -29,7 +30,7 @@ def missed_variance(ritz: Ritz, k: int) -> np.ndarray:
         own = _error(sizes[:end], values[:end] - outside)
         raised = np.linalg.eigvalsh(np.diag(values[:end]) + np.sqrt(np.outer(own, own)) * angles[:end, :end])[::-1]
         found.append(np.maximum(raised[:k] - values[:k], own[:k]))
-    return min(found, key=lambda missed: missed.sum())
+    return min(found, key=lambda missed: missed.sum()) + doubt
 
 
 def at_rounding(ritz: Ritz, k: int, dtype: np.dtype, times: float) -> bool:

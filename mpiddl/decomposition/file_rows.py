@@ -67,13 +67,16 @@ class FileRows:
         return padded_columns(k, self.dtype.itemsize)
 
     def sums(self, w: np.ndarray, origin: np.ndarray, moments: bool = False) -> Sums:
-        found = Sums.zeros(self.d, w.shape[1], moments)
+        found = Sums.zeros(self.n, self.d, w.shape[1], moments)
         parts = [range(begin, min(begin + self._chunk, self.n)) for begin in range(0, self.n, self._chunk)]
         if not self._forward:
             parts.reverse()
         self._forward = not self._forward
         for part, rows in zip(parts, self._chunks(parts), strict=True):
-            found.add(rows.sums(w, origin, moments), part.start)
+            own = rows.sums(w, origin, moments)
+            found.add(own)
+            if moments:
+                found.squares[part.start : part.stop] = own.squares
         return found
 
     def weighted_sum(self) -> np.ndarray:

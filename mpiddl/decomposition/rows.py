@@ -16,25 +16,23 @@ class Sums(NamedTuple):
     """What one pass adds up over rows x with weights s, all in float64; y = s (x W - m W), m being the origin.
 
     ``product`` (d, k) is the sum of x y^T, ``shifts`` (k,) that of y; ``moments`` (2, d) those of s (x - m) and of
-    s (x - m)^2, or (0, d); ``largest`` (2,), where moments are asked for, no sum, but the largest s |x - m|^2 or a bit more,
-    and the number of its row.
+    s (x - m)^2, or (0, d); ``squares`` (n,), where moments are asked for, s |x - m|^2 of each row, or
+    a bit more, else (0,).
     """
 
     product: np.ndarray
     shifts: np.ndarray
     moments: np.ndarray
-    largest: np.ndarray
+    squares: np.ndarray
 
     @classmethod
-    def zeros(cls, d: int, k: int, moments: bool) -> Sums:
-        return cls(np.zeros((d, k)), np.zeros(k), np.zeros((2 if moments else 0, d)), np.zeros(2))
+    def zeros(cls, n: int, d: int, k: int, moments: bool) -> Sums:
+        return cls(np.zeros((d, k)), np.zeros(k), np.zeros((2 if moments else 0, d)), np.zeros(n if moments else 0))
 
-    def add(self, other: Sums, begin: int = 0) -> None:
-        """Take in what another part of the rows adds up to, whose first one is ``begin``."""
+    def add(self, other: Sums) -> None:
+        """Take in what other rows add up to; their squares are left alone."""
         for mine, theirs in zip(self[:3], other[:3], strict=True):
             mine += theirs
-        if other.largest[0] > self.largest[0]:
-            self.largest[:] = other.largest[0], begin + other.largest[1]
 
 
 class Rows(Protocol):
@@ -46,6 +44,7 @@ class Rows(Protocol):
     total: float
     sparse: bool
     threads: int
+    weights: np.ndarray
 
     def columns(self, k: int) -> int:
         """How many columns a pass takes that is asked for ``k``: the rest comes at no cost."""
@@ -97,4 +96,5 @@ def together(part: Callable[[int], Sums], threads: int, k: int) -> Sums:
     first, *others = parts
     for other in others:
         first.add(other)
-    return first._replace(product=first.product[:, :k], shifts=first.shifts[:k])
+    squares = np.concatenate([found.squares for found in parts])
+    return first._replace(product=first.product[:, :k], shifts=first.shifts[:k], squares=squares)

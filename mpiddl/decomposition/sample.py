@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,26 +56,39 @@ def draw(comm: Any, rows: Rows, n: int, most: int, seed: int, effort: Effort) ->
 
 
 class HeldOut:
-    """C W from rows that nothing has been made from, about the mean that passes have found; drawn when first called.
+    """C W from ``count`` rows that are drawn when it is first called, whatever other samples hold: the mean of what two halves
+    of them say, and half of the difference.
 
     Communication
     -------------
-    As a pass; at the first call an all-gather of a number besides.
+    As two passes; at the first call two all-gathers of a number besides.
     """
 
     def __init__(self, covariance: Covariance, n: int, most: int, columns: int, seed: int):
-        self._covariance, self._share = covariance, min(1.0, min(most, max(n // 32, 8 * columns, 1024)) / max(1, n))
-        self.count = round(self._share * n)
-        self._random = np.random.default_rng([seed, covariance.comm.rank, 2])
-        self._sampled: Covariance | None = None
+        self.count, self._n, self._seed = min(most, max(n // 32, 8 * columns, 1024)), n, seed
+        self._covariance = covariance
+        self._halves: list[Covariance] = []
 
-    def __call__(self, w: np.ndarray) -> np.ndarray:
-        if self._sampled is None:
-            rows = self._covariance.rows
-            self._sampled = self._covariance.estimated(rows.take(_strata(rows.n, ceil(rows.n * self._share), self._random)))
-        self._covariance.effort.passes += self._share
-        self._covariance.effort.rounds += 1
-        return self._sampled.apply(w)
+    def __call__(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not self._halves:
+            self._halves = [self._covariance.estimated(self.count // 2, self._seed + half) for half in (2, 3)]
+        self._covariance.effort.passes += self.count / self._n
+        self._covariance.effort.rounds += 2
+        one, other = (half.apply(w) for half in self._halves)
+        return (one + other) / 2, (one - other) / 2
+
+
+def second_start(covariance: Covariance, n: int, count: int, columns: int, seed: int) -> np.ndarray:
+    """What `warm_start` finds, (d, ``columns``), from rows drawn by their lengths: where a plain sample tells little.
+
+    Communication
+    -------------
+    As `warm_start`.
+    """
+    found = _warm(covariance.comm, covariance.estimated(count, seed + 4).apply, covariance.rows.d, columns, seed + 4)
+    covariance.effort.passes += WARM_PASSES * count / n
+    covariance.effort.rounds += WARM_PASSES
+    return found.vectors
 
 
 def _strata(n: int, wanted: int, random: np.random.Generator) -> np.ndarray:

@@ -17,7 +17,7 @@ from mpiddl.decomposition.estimates import at_rounding, missed_variance
 from mpiddl.decomposition.file_rows import FileRows
 from mpiddl.decomposition.gram import gram
 from mpiddl.decomposition.rows import Rows
-from mpiddl.decomposition.sample import HeldOut, covariance, draw, most_taken, warm_start, warm_start_of
+from mpiddl.decomposition.sample import HeldOut, covariance, draw, most_taken, second_start, warm_start, warm_start_of
 from mpiddl.decomposition.subsample import Subsample
 from mpiddl.decomposition.subspace import Ritz
 from mpiddl.decomposition.variance_reduced import Settings, VarianceReduced
@@ -41,7 +41,7 @@ HOPE = 30
 ALIKE = 4
 """Rows of a sample for each (largest |x|^2 / lambda_k), so that the sum over them is like that over all, whatever the rows
 are: by matrix Bernstein its relative error goes with the root of that ratio (J. Tropp, Found. Trends Mach. Learn. 8, 2015,
-doi:10.1561/2200000048, theorem 6.6.1; the constant is ours). A few rows far longer than the others then forbid a look."""
+doi:10.1561/2200000048, theorem 6.6.1; the constant is ours)."""
 
 SAMPLED = 2.0
 """How much smaller than the tolerance an error has to be that a sample tells."""
@@ -194,50 +194,53 @@ def _run(task: _Task, done: Done, history: list[Moment]) -> tuple[Covariance, Ri
             if task.vr.snapshot < 1:
                 start = _from_snapshots(task, min(most, ceil(task.vr.snapshot * n)), start)
             directions = VarianceReduced(operator, task.vr, seed)
-    held_out = HeldOut(operator, n, most, columns, seed)
-    caution = _Caution(task, operator, held_out, directions, history, done)
+    caution = _Caution(task, operator, most, min(most, wanted), directions, history, done)
     return operator, davidson(comm, operator.apply, start.vectors, caution.directions, caution.done, look=caution)
 
 
 class _Caution:
-    """Samples save passes where they tell of all rows; where they may not, nothing is believed after one pass, and the row
-    that tells most beside them is looked at in the second one.
+    """Samples save passes where they tell of all rows. Where the first one may not have, nothing is believed after one pass,
+    and the second looks at what a sample finds that is drawn by the lengths of rows, which the first pass has seen.
 
-    As the look of `davidson`: at rows that were held out, when the next directions may well suffice.
+    As the look of `davidson`: at other rows, when the next directions may well suffice.
     """
 
-    def __init__(self, task: _Task, operator: Covariance, held_out: HeldOut, directions: Directions, history: list[Moment],
-                 done: Done):
-        self._task, self._operator, self._held_out, self._history = task, operator, held_out, history
-        self._directions, self._done = directions, done
+    def __init__(self, task: _Task, operator: Covariance, most: int, drawn: int, directions: Directions,
+                 history: list[Moment], done: Done):
+        self._task, self._operator, self._history = task, operator, history
+        self._held_out = HeldOut(operator, task.n, most, task.columns, task.seed)
+        self._most, self._drawn, self._directions, self._done = most, drawn, directions, done
 
     def directions(self, ritz: Ritz) -> np.ndarray:
-        """Those of the solver, after the first pass with the heaviest row in place of the last."""
-        found = self._directions(ritz)
-        if len(self._history) == 1 and not self._alike(ritz):
-            found = np.column_stack([found[:, :-1], self._operator.heaviest()])
-        return found
+        """Those of the solver; after the first pass those of a second start, where that is needed."""
+        if len(self._history) > 1 or self._tells(self._drawn, self._operator.heaviness, ritz):
+            return self._directions(ritz)
+        task = self._task
+        wanted = max(start_rows(task.n, task.rows.d, task.columns), ceil(2 * ALIKE * self._stiffness(ritz)))
+        return second_start(self._operator, task.n, min(task.n, self._most, wanted), task.columns, task.seed)
 
     def done(self, ritz: Ritz) -> bool:
         """Whether the tolerance is met, or nothing helps."""
-        return self._done(ritz) and (len(self._history) > 1 or self._alike(ritz))
+        return self._done(ritz) and (len(self._history) > 1 or self._tells(self._drawn, self._operator.heaviness, ritz))
 
-    def _alike(self, ritz: Ritz) -> bool:
-        """Whether rows are so alike that a sample of the held-out ones' size tells of all; the same on every rank."""
-        stiffness = self._operator.trace / max(ritz.values[self._task.k - 1], np.finfo(float).tiny)
-        return self._held_out.count >= ALIKE * self._operator.heaviness * stiffness
+    def _tells(self, count: int, heaviness: float, ritz: Ritz) -> bool:
+        """Whether so many rows tell of all; the same on every rank."""
+        return count >= ALIKE * heaviness * self._stiffness(ritz)
+
+    def _stiffness(self, ritz: Ritz) -> float:
+        return min(self._task.n, self.trace / max(ritz.values[self._task.k - 1], np.finfo(float).tiny))
 
     @property
     def trace(self) -> float:
         return self._operator.trace
 
-    def __call__(self, block: np.ndarray) -> np.ndarray:
+    def __call__(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._held_out(block)
 
     def worth(self, ritz: Ritz) -> bool:
         before, last = self._history[-2].error if len(self._history) > 1 else np.inf, self._history[-1].error
         hoped = last * (min(last / before, 0.1) / HOPE if before < np.inf else FIRST)
-        return hoped <= self._task.tol and self._alike(ritz)
+        return hoped <= self._task.tol and self._tells(self._held_out.count, 1.0, ritz)
 
     def convinced(self, ritz: Ritz) -> bool:
         k = self._task.k

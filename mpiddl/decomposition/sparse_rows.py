@@ -53,14 +53,13 @@ class SparseRows:
 
         def part(number: int) -> Sums:
             begin, end = block_bounds(self.n, self.threads, number)
-            found = Sums.zeros(self.d, columns, moments)
+            found = Sums.zeros(end - begin, self.d, columns, moments)
             own = self._starts[begin : end + 1], self._indices, self.x.data
             weights = self.weights[begin:end]
             scratch = np.empty(sparse_scratch(self.d, columns), self.dtype)
             sparse_product(*own, lines, start, weights, found.product, found.shifts, scratch)
             if moments:
-                found.largest[:] = sparse_moments(*own, weights, found.moments)
-                found.largest[1] += begin
+                sparse_moments(*own, weights, found.moments, found.squares)
             return found
 
         found = together(part, self.threads, w.shape[1])
@@ -68,8 +67,8 @@ class SparseRows:
             first, second = found.moments
             second += origin * (self.total * origin - 2 * first)
             first -= self.total * origin
-            heaviest = self.weights.max(initial=0.0) if self.weights.size else 1.0
-            found.largest[0] = (np.sqrt(found.largest[0]) + np.sqrt(heaviest) * np.linalg.norm(origin)) ** 2
+            roots = np.sqrt(self.weights) if self.weights.size else 1.0
+            found.squares[:] = (np.sqrt(found.squares) + roots * np.linalg.norm(origin)) ** 2
         return found
 
     def weighted_sum(self) -> np.ndarray:

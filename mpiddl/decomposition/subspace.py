@@ -8,11 +8,13 @@ import numpy as np
 
 
 class Ritz(NamedTuple):
-    """Approximate eigenpairs, largest first, with the residuals A vectors - vectors values."""
+    """Approximate eigenpairs, largest first, with the residuals A vectors - vectors values; ``doubt``: how much values may be
+    wrong, beside what residuals tell, because A was estimated."""
 
     values: np.ndarray
     vectors: np.ndarray
     residuals: np.ndarray
+    doubt: np.ndarray | float = 0.0
 
 
 class Subspace:
@@ -69,6 +71,10 @@ class Subspace:
         values, self._rotation = self._comm.bcast(_descending(projected) if self._comm.rank == 0 else None)
         vectors = self.basis @ self._rotation[:, :p]
         return Ritz(values[:p], vectors, self.images @ self._rotation[:, :p] - vectors * values[:p])
+
+    def weights(self, last: int, p: int) -> np.ndarray:
+        """How the last Ritz vectors, ``p`` of them, are made of the ``last`` columns."""
+        return self._rotation[-last:, :p]
 
     def make_room(self, columns: int, kept: int) -> None:
         """Cut down to the ``kept`` leading of the last Ritz vectors where there is no room for so many more columns."""
