@@ -103,7 +103,7 @@ def test_rows_in_a_file_that_make_no_sense(small_chunks, monkeypatch, tmp_path):
     with pytest.raises(UsageError, match="got vr-plain, which takes rows one by one"):
         PCA(2, solver="vr-plain").fit(mapped(tmp_path / "x.npy", x))
     x[211, 5] = np.inf
-    with pytest.raises(ValueError, match="Input X contains infinity: row 211, column 5 of rank 0"):
+    with pytest.raises(ValueError, match="Input X contains infinity: row 211, column 5"):
         PCA(2).fit(mapped(tmp_path / "y.npy", x))
 
 

@@ -162,7 +162,8 @@ def _options(centred: bool) -> list[Callable[..., Any]]:
                      help="An .npy of a row's shape: how much columns count, such as areas."),
         click.option("--memory", default="512MiB", show_default=True, metavar="SIZE",
                      help="Of a rank's rows; more are read in every pass."),
-        click.option("--seed", default=0, show_default=True, metavar="N", help="Of samples and mini-batches."),
+        click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), metavar="N",
+                     help="Of samples and mini-batches."),
         click.option("--threads", default=0, metavar="N", help="Of a rank; 0: the node's cores divided by its ranks."),
         click.option("--vr-fraction", default=0.125, show_default=True, metavar="X", help="vr: part of a pass between two."),
         click.option("--batch-size", type=int, metavar="N", help="vr: rows a step; from the data if not given."),
@@ -178,7 +179,7 @@ def _options(centred: bool) -> list[Callable[..., Any]]:
 
 def _components(text: str, centred: bool) -> int | float:
     try:
-        return float(text) if "." in text and centred else int(text)
+        return float(text) if centred and not text.lstrip("+-").isdigit() else int(text)
     except ValueError:
         raise UsageError(f"components: got {text!r}, wanted a whole number" + (", or a share such as 0.9" * centred)) from None
 

@@ -132,7 +132,7 @@ def _check(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.dtype:
 def _open_archive(path: Path, member: str) -> Matrix:
     with reading(path), zipfile.ZipFile(path) as archive:
         names = [entry.removesuffix(".npy") for entry in archive.namelist()]
-    if not member and {"indptr", "indices", "data", "shape"} <= set(names):
+    if not member and {"format", "data", "shape"} <= set(names):
         return _open_sparse(path)
     if member and member not in names:
         raise DataError(f"{path}: {member!r} came as the array's name, one of {', '.join(names)} was wanted")
@@ -163,7 +163,7 @@ def _open_hdf5(path: Path, member: str) -> Matrix:
         found: list[str] = []
         file.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
         _check_member(path, member.lstrip("/"), found)
-        shape, kind, meaning = file[member].shape, file[member].dtype, _meaning(file[member].attrs.get)
+        shape, kind, meaning = file[member].shape, file[member].dtype, _meaning(f"{path}:{member}", file[member].attrs.get)
 
     def read(rows: range) -> np.ndarray:
         with reading(path), h5py.File(path, "r") as opened:  # each rank for itself, its own rows
@@ -184,7 +184,7 @@ def _open_netcdf3(path: Path, member: str) -> Matrix:
     with reading(path), opened() as file:
         _check_member(path, member, list(file.variables))
         shape, kind = file.variables[member].shape, file.variables[member].data.dtype
-        meaning = _meaning(lambda name: getattr(file.variables[member], name, None))
+        meaning = _meaning(f"{path}:{member}", lambda name: getattr(file.variables[member], name, None))
 
     def read(rows: range) -> np.ndarray:
         with reading(path), opened() as again:
@@ -198,11 +198,17 @@ def _check_member(path: Path, member: str, found: list[str]) -> None:
         raise UsageError(f"file: {path} holds {', '.join(found) or 'nothing'}; wanted one of them: {path}:NAME")
 
 
-def _meaning(attribute: Callable[[str], Any]) -> tuple[list[Any], np.generic | None, np.generic | None]:
+def _meaning(where: str, attribute: Callable[[str], Any]) -> tuple[list[Any], np.generic | None, np.generic | None]:
     """Of stored numbers: which of them are missing, the scale and the offset."""
-    missing = [np.ravel(value)[0] for value in map(attribute, ("_FillValue", "missing_value")) if value is not None]
-    scale, offset = (None if value is None else np.ravel(value)[0] for value in map(attribute, ("scale_factor", "add_offset")))
-    return missing, scale, offset
+    found = {}
+    for name in ("_FillValue", "missing_value", "scale_factor", "add_offset"):
+        value = attribute(name)
+        if value is not None:
+            if np.size(value) != 1 or np.asarray(value).dtype.kind not in "buif":
+                raise DataError(f"{where}: {name} is {value!r}, a number was wanted")
+            found[name] = np.ravel(value)[0]
+    missing = [found[name] for name in ("_FillValue", "missing_value") if name in found]
+    return missing, found.get("scale_factor"), found.get("add_offset")
 
 
 def _of_variable(name: str, shape: tuple[int, ...], kind: np.dtype, meaning: tuple[list[Any], Any, Any],

@@ -39,6 +39,8 @@ class Covariance:
         Of the columns, likewise, whether or not C is centred.
     total : float
         Sum of all weights; without weights, the number of rows. Given, ``origin`` is the mean, and variances are not asked for.
+    n : int
+        Rows of all ranks, complete as the mean is.
     squares : ndarray, shape (n,)
         s |x - mean|^2 of this rank's rows, about, complete as the mean is.
     heaviness : float
@@ -53,7 +55,7 @@ class Covariance:
         self.effort = effort or Effort()
         self.origin = origin if center else np.zeros(rows.d)
         self.mean, self.variances = self.origin, np.zeros(rows.d)
-        self.total, self.heaviness, self.squares = total, np.inf, np.zeros(0)
+        self.total, self.n, self.heaviness, self.squares = total, 0, np.inf, np.zeros(0)
 
     def apply(self, w: np.ndarray) -> np.ndarray:
         """C W for W of shape (d, k), float64.
@@ -80,8 +82,11 @@ class Covariance:
             self.squares = found.squares
             own = self.rows.n, self.squares.max(initial=0.0), self.squares.sum()
             counts, largest, sums = zip(*self.comm.allgather(own), strict=True)
-            self.heaviness = max(largest) * sum(counts) / sum(sums) if sum(sums) > 0 else 1.0
+            self.n = sum(counts)
+            self.heaviness = max(largest) * self.n / sum(sums) if sum(sums) > 0 else 1.0
         product = message[: d * k].reshape(d, k)
+        if not np.isfinite(product).all():
+            raise NotFinite
         if self.center:
             product -= np.outer(self.mean, message[d * k : d * k + k])
         product /= self.total
@@ -99,7 +104,7 @@ class Covariance:
         Collective: an all-gather of a number.
         """
         sums = np.array(self.comm.allgather(self.squares.sum()))
-        counts = np.random.default_rng([seed, 0]).multinomial(count, sums / sums.sum())
+        counts = np.random.default_rng([seed, 0]).multinomial(count if sums.any() else 0, sums / (sums.sum() or 1.0))
         random = np.random.default_rng([seed, 1, self.comm.rank]).random(counts[self.comm.rank])
         ladder = np.cumsum(self.squares)
         chosen = np.sort(np.searchsorted(ladder, random * ladder[-1])) if len(random) else np.zeros(0, np.int64)

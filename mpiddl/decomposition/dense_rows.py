@@ -27,6 +27,7 @@ class DenseRows:
         That share a pass.
     """
 
+    numbers: np.ndarray | None = None
     sparse = False
 
     def __init__(self, x: np.ndarray, weights: np.ndarray | None = None, threads: int = 1):
@@ -62,6 +63,9 @@ class DenseRows:
     def take(self, rows: np.ndarray) -> DenseRows:
         return DenseRows(self.x[rows], self.weights[rows] if self.weights.size else None, self.threads)
 
+    def moved(self, shift: np.ndarray, scale: float) -> DenseRows:
+        return DenseRows(moved(self.x, shift, scale), self.weights if self.weights.size else None, self.threads)
+
     @property
     def most_taken(self) -> int:
         return self.n
@@ -83,3 +87,12 @@ class DenseRows:
         if (number, columns) not in self._kept:
             self._kept[number, columns] = aligned_zeros(normal_scratch(self.d, columns, self.dtype.itemsize), self.dtype)
         return self._kept[number, columns]
+
+
+def moved(x: np.ndarray, shift: np.ndarray, scale: float) -> np.ndarray:
+    """(x - shift) scale, in the dtype of x; ``scale`` is a power of two, which two factors may fit where it does not."""
+    half = 2.0 ** (round(np.log2(scale)) // 2)
+    result = x - shift.astype(x.dtype)
+    result *= x.dtype.type(half)
+    result *= x.dtype.type(scale / half)
+    return result

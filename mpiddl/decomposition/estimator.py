@@ -92,19 +92,21 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             with _alike(link):
                 self._check_settings()
                 rows = self._own_rows(X, sample_weight, link.size, after is None)
+                random = check_random_state(self.random_state)
                 if stream and rows.sparse:
                     raise UsageError("X: got a sparse batch, wanted a dense one: what stands for earlier rows is dense")
             check_equal(link, "X", {"columns": rows.d, "dtype": str(rows.dtype), "sample_weight": sample_weight is not None})
+            check_equal(link, type(self).__name__, {"": type(self).__name__, **self._settings_of_all()})
             self._check_names(link)
-            seed = link.bcast(check_random_state(self.random_state).randint(2**31 - 1) if link.rank == 0 else None)
+            seed = link.bcast(random.randint(2**31 - 1) if link.rank == 0 else None)
             with limited_threads(link, self.threads, os.environ) as (threads, _):
                 rows.threads = threads
                 try:
                     result = self._merge(link, rows, seed, after) if stream else self._solve(link, rows, seed, tell)
                 except NotFinite:
                     with _alike(link):
-                        _find_bad(rows, link)
-                    raise
+                        _find_bad(rows, self._place)
+                    raise DataError("Input X contains values too large to be squared: their variance is infinity") from None
                 except ConvergenceError as error:
                     assert isinstance(error.best, Result)
                     self._take(error.best.first(self._wanted_of(error.best)) if stream else error.best, rows.dtype)
@@ -174,12 +176,14 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         options: dict[str, Any] = {"accept_sparse": "csr", "order": "C", "ensure_all_finite": False, **least}
         x = validate_data(self, X, dtype=[np.float64, np.float32], reset=reset, **options)
         weights = None if sample_weight is None else self._own_weights(sample_weight, x, least)
+        numbers = None
         if weights is not None and not weights.all():
-            x, weights = x[weights > 0], weights[weights > 0]  # as if they were not there
-        if issparse(x):
-            return SparseRows(x, weights)
-        if mapping(x) is None or x.nbytes <= CHUNK_BYTES:
-            return DenseRows(x, weights)
+            numbers = np.flatnonzero(weights)
+            x, weights = x[numbers], weights[numbers]  # as if the others were not there
+        if issparse(x) or mapping(x) is None or x.nbytes <= CHUNK_BYTES:
+            rows: Rows = (SparseRows if issparse(x) else DenseRows)(x, weights)
+            rows.numbers = numbers
+            return rows
         return FileRows(lambda begin, end: x[begin:end], x.shape[0], x.shape[1], x.dtype, weights)
 
     def _own_weights(self, sample_weight: Any, x: Any, least: dict[str, Any]) -> np.ndarray:
@@ -190,15 +194,25 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             raise ValueError("sample_weight: got negative weights, wanted 0 or more")
         return weights
 
+    def _settings_of_all(self) -> dict[str, Any]:
+        """Parameters that have to be the same on every rank."""
+        return {name: value for name, value in self.get_params().items() if name not in ("comm", "random_state", "threads")}
+
+    @staticmethod
+    def _place(row: int, column: int) -> str:
+        """What an entry of this rank's rows is called."""
+        return f"row {row}, column {column}"
+
     def _check_names(self, link: Any) -> None:
         names = getattr(self, "feature_names_in_", None)
         check_equal(link, "X", {"feature names": None if names is None else list(names)})
 
     def _solve(self, link: Any, rows: Rows, seed: int, tell: Callable[[Moment], None] | None) -> Result:
         """As many components as are wanted."""
-        n = _count(link, rows)
+        n, total = _count(link, rows)
         least = min(n, rows.d)
         wanted = self._wanted(n, rows.d)
+        self._check_total(total)
         settings: dict[str, Any] = {
             "solver": self.solver, "tol": self.tol, "center": self._center, "seed": seed, "vr": self._settings(),
             "most_passes": self.max_passes, "tell": tell,
@@ -219,13 +233,17 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if isinstance(rows, FileRows):
             rows = rows.take(np.arange(rows.n))
         assert isinstance(rows, DenseRows)
-        n = _count(link, rows)
+        n, total = _count(link, rows)
         k = self._wanted(n + (after.n if after else 0), rows.d)
+        self._check_total(total + (after.total if after else 0.0))
         if not isinstance(k, int) or (after is None and k > n):
             raise UsageError(f"n_components={self.n_components!r}: partial_fit wants a number, at most the rows of the first "
                              "batch")
         return merged(link, rows, after, k, self._center, solver=self.solver, tol=self.tol, seed=seed, vr=self._settings(),
                       most_passes=self.max_passes)
+
+    def _check_total(self, total: float) -> None:
+        """Refuse weights that nothing can be said of."""
 
     def _wanted_of(self, result: Result) -> int:
         return min(int(self._wanted(result.n, self.n_features_in_)), len(result.values))
@@ -248,17 +266,21 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.history_ = result.history
 
 
-def fit_telling(model: Estimator, X: Any, tell: Callable[[Moment], None] | None) -> None:
-    """`Estimator.fit` with somebody who is told of every pass."""
-    model._fit(X, None, tell)
+def fit_telling(model: Estimator, X: Any, tell: Callable[[Moment], None] | None, place: Callable[[int, int], str]) -> None:
+    """`Estimator.fit` with somebody who is told of every pass, and who knows what a row and a column are called."""
+    model._place = place  # type: ignore[method-assign, assignment]
+    try:
+        model._fit(X, None, tell)
+    finally:
+        del model._place
 
 
-def _count(link: Any, rows: Rows) -> int:
-    """Rows of all ranks."""
+def _count(link: Any, rows: Rows) -> tuple[int, float]:
+    """Rows of all ranks, and their weight."""
     n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
     if not total:
         raise UsageError("X: got no rows on any rank whose sample_weight is not zero, wanted some")
-    return n
+    return n, total
 
 
 def _is_number(value: Any) -> bool:
@@ -280,17 +302,16 @@ def _alike(link: Any) -> Iterator[None]:
             raise DataError(str(error)) from error
 
 
-def _find_bad(rows: Rows, link: Any) -> None:
+def _find_bad(rows: Rows, place: Callable[[int, int], str]) -> None:
     """Say where the first entry is that is not finite, in words that begin as scikit-learn's."""
-    begin = 0
+    begin, numbers = 0, getattr(rows, "numbers", None)
     for block, _ in rows.blocks(4096):
         bad = np.argwhere(~np.isfinite(block))
         if len(bad):
             row, column = bad[0]
             what = "NaN" if np.isnan(block[row, column]) else "infinity"
-            raise ValueError(f"Input X contains {what}: row {begin + row}, column {column} of rank {link.rank}")
+            number = begin + row if numbers is None else numbers[begin + row]
+            raise ValueError(f"Input X contains {what}: {place(number, column)}")
         begin += len(block)
-    if link.size == 1:
-        raise ValueError("Input X contains values too large to be squared: their variance is infinity")
 
 

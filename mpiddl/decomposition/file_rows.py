@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mpiddl.decomposition.dense_rows import DenseRows
+from mpiddl.decomposition.dense_rows import DenseRows, moved
 from mpiddl.decomposition.rows import Sums
 from mpiddl.kernels.normal_product import BLOCK, padded_columns
 
@@ -46,6 +46,7 @@ class FileRows:
         That share the products with a chunk.
     """
 
+    numbers: np.ndarray | None = None
     sparse = False
 
     def __init__(self, read: Callable[[int, int], np.ndarray], n: int, d: int, dtype: np.dtype,
@@ -58,6 +59,13 @@ class FileRows:
         self._forward = True
         probe = read(0, n) if n and mapping(read(0, 1)) is not None else None
         self._map = probe if mapping(probe) is not None else None
+
+    def moved(self, shift: np.ndarray, scale: float) -> FileRows:
+        def read(begin: int, end: int) -> np.ndarray:
+            return moved(self._read(begin, end), shift, scale)
+
+        weights = self.weights if self.weights.size else None
+        return FileRows(read, self.n, self.d, self.dtype, weights, self.threads)
 
     @property
     def most_taken(self) -> int:

@@ -101,11 +101,13 @@ class PCA(Estimator):
         raise UsageError(f"n_components={wanted!r} must be between 1 and min(n_samples, n_features)={least}, or a share of the "
                          "variance between 0 and 1")
 
+    def _check_total(self, total: float) -> None:
+        if total < 2:
+            raise UsageError(f"sample_weight: got weights whose sum is {total:g}, wanted 2 or more: they say how often rows "
+                             "count")
+
     def _take(self, result: Result, dtype: np.dtype) -> None:
         self._remember(result, dtype)
-        if result.total <= 1:
-            raise UsageError(f"sample_weight: got weights whose sum is {result.total:g}, wanted more than 1: they say how "
-                             "often rows count")
         unbiased, k, least = result.total / (result.total - 1), len(result.values), min(result.n, self.n_features_in_)
         variance = result.variances.sum() * unbiased
         explained = result.values * unbiased

@@ -45,6 +45,8 @@ class Rows(Protocol):
     sparse: bool
     threads: int
     weights: np.ndarray
+    numbers: np.ndarray | None
+    """What rows were called, if not by their order."""
 
     def columns(self, k: int) -> int:
         """How many columns a pass takes that is asked for ``k``: the rest comes at no cost."""
@@ -60,6 +62,9 @@ class Rows(Protocol):
 
     @property
     def most_taken(self) -> int: ...
+
+    def moved(self, shift: np.ndarray, scale: float) -> Rows:
+        """Rows (x - shift) scale; sparse ones are only scaled."""
 
     def blocks(self, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """All rows as dense arrays, at most that many at a time, and their weights (empty: ones)."""

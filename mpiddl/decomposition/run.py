@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -30,7 +32,7 @@ from mpiddl.decomposition.pictures import draw
 from mpiddl.decomposition.solve import Moment
 from mpiddl.decomposition.truncated_svd import TruncatedSVD
 from mpiddl.disk import writing
-from mpiddl.errors import ConvergenceError, DataError, UsageError
+from mpiddl.errors import ConvergenceError, DataError, MpiddlError, UsageError
 from mpiddl.footprint import Peak
 from mpiddl.layout import block
 from mpiddl.transport.agree import agreed
@@ -92,19 +94,29 @@ def decompose_file(file: str, out: Path, kind: str = "pca", overwrite: bool = Fa
                 _prepare(out, overwrite)
         with agreed(link):
             part = block(matrix.n, link.size, link.rank)
-            rows = _own(matrix, part, memory)
+            rows = _own(matrix, part, memory if settings.get("solver") != "vr-plain" else sys.maxsize)
         model = (PCA if kind == "pca" else TruncatedSVD)(comm=link, **settings)
         failure: ConvergenceError | None = None
         with Peak() as peak:
             try:
-                fit_telling(model, rows, partial(tell, link.rank) if tell else None)
+                fit_telling(model, rows, partial(tell, link.rank) if tell else None, partial(_place, matrix, part))
             except ConvergenceError as error:
                 failure = error
+            except MpiddlError:
+                raise
+            except ValueError as error:  # scikit-learn's, of one rank alone
+                raise DataError(f"{matrix.name}: {error}") from None
         summary = _summary(model, matrix, link, failure, peak.bytes)
         _write(link, model, matrix, part, rows, out, summary)
         if failure is not None:
             raise failure
     return summary
+
+
+def _place(matrix: Matrix, part: range, row: int, column: int) -> str:
+    """What an entry of a rank's rows is called in the file."""
+    whole = column if matrix.kept is None else int(np.flatnonzero(matrix.kept)[column])
+    return f"row {part.start + row}, column {whole} of the file"
 
 
 def _prepare(out: Path, overwrite: bool) -> None:
@@ -113,8 +125,6 @@ def _prepare(out: Path, overwrite: bool) -> None:
         raise UsageError(f"output: {out} holds {', '.join(there)}; wanted an empty folder, or --overwrite")
     with writing(out, UsageError):
         out.mkdir(parents=True, exist_ok=True)
-        for name in there:
-            (out / name).unlink()
 
 
 def _columns(matrix: Matrix, mask: str | None, column_weights: str | None) -> Matrix:
@@ -123,7 +133,8 @@ def _columns(matrix: Matrix, mask: str | None, column_weights: str | None) -> Ma
     if mask == "auto":
         kept = ~matrix.missing()
     elif mask is not None:
-        kept = _of_columns(matrix, mask, "mask") != 0
+        given = _of_columns(matrix, mask, "mask")
+        kept = (given != 0) & ~np.isnan(given)
     elif matrix.n and (gaps := matrix.missing()).any():
         raise DataError(f"{matrix.name}: {gaps.sum()} of {len(gaps)} columns are missing in the first row (the first: column "
                         f"{gaps.argmax()}); --mask auto leaves them out")
@@ -154,7 +165,7 @@ def _of_columns(matrix: Matrix, file: str, name: str) -> np.ndarray:
 def _own(matrix: Matrix, part: range, memory: int) -> Any:
     """A rank's rows: as they are, or to be read in every pass."""
     size = len(part) * matrix.d * matrix.dtype.itemsize
-    if not matrix.parts or size <= (CHUNK_BYTES if matrix.mapped else memory):
+    if not matrix.parts or size <= (min(memory, CHUNK_BYTES) if matrix.mapped and memory < sys.maxsize else memory):
         return matrix.read(part)
 
     def read(begin: int, end: int) -> np.ndarray:
@@ -179,36 +190,43 @@ def _summary(model: Any, matrix: Matrix, link: Any, failure: Exception | None, p
     }  # fmt: skip
 
 
-def _write(link: Any, model: Any, matrix: Matrix, part: range, rows: Any, out: Path,
-           summary: dict[str, Any]) -> None:  # fmt: skip
-    aside = out / ".writing-scores.npy"
+def _write(link: Any, model: Any, matrix: Matrix, part: range, rows: Any, out: Path, summary: dict[str, Any]) -> None:
+    """All results, or none: they are made in a folder aside, and what was there before stays until they are."""
+    aside = out / ".writing"
     try:
         with agreed(link):
             if link.rank == 0:
                 with writing(out):
-                    np.save(out / "components.npy", matrix.spread(model.components_))
+                    shutil.rmtree(aside, ignore_errors=True)
+                    aside.mkdir()
+                    np.save(aside / "components.npy", matrix.spread(model.components_))
                     if hasattr(model, "mean_"):
                         scale = 1 if matrix.factors is None else matrix.factors[matrix.kept].astype(matrix.dtype)
-                        np.save(out / "mean.npy", matrix.spread(model.mean_ / scale))
-                    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-                    np.lib.format.open_memmap(aside, "w+", matrix.dtype, (matrix.n, summary["components"])).flush()
-                    with open(aside, "r+b") as file:  # a mapped page that finds no room on the disk would end the process
+                        np.save(aside / "mean.npy", matrix.spread(model.mean_ / scale))
+                    (aside / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+                    scores = aside / "scores.npy"
+                    np.lib.format.open_memmap(scores, "w+", matrix.dtype, (matrix.n, summary["components"])).flush()
+                    with open(scores, "r+b") as file:  # a mapped page that finds no room on the disk would end the process
                         os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         with agreed(link), writing(out):
-            _write_scores(model, part, rows, aside)
+            _write_scores(model, part, rows, aside / "scores.npy")
         with agreed(link), writing(out):
             if link.rank == 0:
-                aside.replace(out / "scores.npy")
-                draw(out, summary)
+                draw(aside, summary)
+                for name in CONTENTS:
+                    if (aside / name).exists():
+                        (aside / name).replace(out / name)
+                    else:
+                        (out / name).unlink(missing_ok=True)
     finally:
         if link.rank == 0:
-            aside.unlink(missing_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_scores(model: Any, part: range, rows: Any, aside: Path) -> None:
+def _write_scores(model: Any, part: range, rows: Any, file: Path) -> None:
     if not part:
         return
-    target = np.lib.format.open_memmap(aside, "r+")
+    target = np.lib.format.open_memmap(file, "r+")
     begin = part.start
     for some in _chunks(rows):
         target[begin : begin + some.shape[0]] = model.transform(some)

@@ -46,7 +46,7 @@ def draw(comm: Any, rows: Rows, n: int, most: int, seed: int, effort: Effort) ->
     Collective: one all-reduce of d + 1 numbers.
     """
     share = min(1.0, most / max(1, n))
-    taken = rows.take(_strata(rows.n, round(share * rows.n), np.random.default_rng([seed, comm.rank, 1])))
+    taken = rows.take(strata(rows.n, round(share * rows.n), np.random.default_rng([seed, comm.rank, 1])))
     message = np.append(taken.weighted_sum(), taken.total)
     allreduce(comm, IN_PLACE, message)
     effort.rounds += 1
@@ -91,7 +91,7 @@ def second_start(covariance: Covariance, n: int, count: int, columns: int, seed:
     return found.vectors
 
 
-def _strata(n: int, wanted: int, random: np.random.Generator) -> np.ndarray:
+def strata(n: int, wanted: int, random: np.random.Generator) -> np.ndarray:
     """``wanted`` of ``n`` row numbers, ascending: one at random from each of so many equal parts."""
     edges = np.arange(wanted + 1) * n // max(1, wanted)
     return edges[:-1] + (random.random(wanted) * np.diff(edges)).astype(np.int64)

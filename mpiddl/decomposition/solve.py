@@ -16,6 +16,7 @@ from mpiddl.decomposition.davidson import Directions, Done, davidson, krylov
 from mpiddl.decomposition.estimates import at_rounding, missed_variance
 from mpiddl.decomposition.file_rows import FileRows
 from mpiddl.decomposition.gram import gram
+from mpiddl.decomposition.prepare import prepare
 from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.sample import HeldOut, covariance, draw, most_taken, second_start, warm_start, warm_start_of
 from mpiddl.decomposition.subsample import Subsample
@@ -121,13 +122,16 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     if solver not in SOLVERS:
         raise UsageError(f"solver: got {solver!r}, wanted one of {', '.join(SOLVERS)}")
     began, effort = now(), Effort()
-    n, d, columns = sum(comm.allgather(rows.n)), rows.d, min(rows.columns(k + OVERSAMPLES), rows.d)
-    if solver.startswith("vr") and rows.sparse:
+    counts, sparse = zip(*comm.allgather((rows.n, rows.sparse)), strict=True)
+    n, d, columns = sum(counts), rows.d, min(rows.columns(k + OVERSAMPLES), rows.d)
+    if solver.startswith("vr") and any(sparse):
         raise UsageError(f"solver: got {solver} for sparse rows, wanted one of auto, krylov, gram")
-    if solver == "vr-plain" and isinstance(rows, FileRows):
+    if solver == "vr-plain" and any(comm.allgather(isinstance(rows, FileRows))):
         raise UsageError("solver: got vr-plain, which takes rows one by one, for rows in a file, wanted one of auto, gram, "
                          "subsample, vr, krylov")
-    choice = choose(n, d, k, columns, tol, comm.size, rows.sparse) if solver == "auto" else Choice(solver, "asked for")
+    choice = choose(n, d, k, columns, tol, comm.size, any(sparse)) if solver == "auto" else Choice(solver, "asked for")
+    prepared = prepare(comm, rows, n, center, seed)
+    rows = prepared.rows
     history: list[Moment] = []
 
     def done(ritz: Ritz) -> bool:
@@ -141,14 +145,16 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
         met = error <= (tol if len(history) > 1 else tol / UNSEEN)
         return met or at_rounding(ritz, k, rows.dtype, 0.5) or stuck or effort.passes >= most_passes
 
-    task = _Task(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort)
+    task = _Task(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort,
+                 prepared.floor)
     operator, ritz = _run(task, done, history)
-    result = _result(ritz, operator, n, k, choice, effort, history)
+    result = prepared.undone(_result(ritz, operator, n, k, choice, effort, history))
     met = not history or history[-1].error <= tol or at_rounding(ritz, k, rows.dtype, 64)  # what is left no pass can find
+    met = met or operator.trace <= prepared.floor
     if not comm.bcast(met):
         raise ConvergenceError(
             f"{choice.solver}: missed about {history[-1].error:.1e} of the explained variance after {effort.passes:.1f} "
-            f"passes, wanted {tol:g}; a larger tol or most_passes, or another solver (gram is exact)", result)
+            f"passes, wanted {tol:g}; a larger tol or max_passes, or another solver (gram is exact)", result)
     return result
 
 
@@ -167,6 +173,7 @@ class _Task:
     seed: int
     vr: Settings
     effort: Effort
+    floor: float
 
 
 def _run(task: _Task, done: Done, history: list[Moment]) -> tuple[Covariance, Ritz]:
@@ -183,7 +190,8 @@ def _run(task: _Task, done: Done, history: list[Moment]) -> tuple[Covariance, Ri
     sample = draw(comm, rows, n, min(most, wanted), seed, effort)
     operator = Covariance(comm, rows, sample.mean, center, effort)
     if task.solver == "vr-plain":
-        return operator, vr_plain(comm, operator, task.k, done, step=task.vr.step, seed=seed)
+        return operator, vr_plain(comm, operator, task.k, lambda ritz: done(ritz) or operator.trace <= task.floor,
+                                  step=task.vr.step, seed=seed)
     if task.solver == "subsample":
         products = covariance(comm, sample, center, effort)
         start: Ritz = warm_start_of(comm, products, columns, seed)
@@ -221,7 +229,8 @@ class _Caution:
 
     def done(self, ritz: Ritz) -> bool:
         """Whether the tolerance is met, or nothing helps."""
-        return self._done(ritz) and (len(self._history) > 1 or self._tells(self._drawn, self._operator.heaviness, ritz))
+        enough = self._done(ritz) and (len(self._history) > 1 or self._tells(self._drawn, self._operator.heaviness, ritz))
+        return enough or self.trace <= self._task.floor
 
     def _tells(self, count: int, heaviness: float, ritz: Ritz) -> bool:
         """Whether so many rows tell of all; the same on every rank."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives.base import block_bounds
+from mpiddl.decomposition.dense_rows import moved
 from mpiddl.decomposition.rows import Sums, padded, together
 from mpiddl.kernels.normal_product import padded_columns
 from mpiddl.kernels.sparse_product import sparse_moments, sparse_product, sparse_scratch
@@ -32,9 +33,13 @@ class SparseRows:
         That share a pass.
     """
 
+    numbers: np.ndarray | None = None
     sparse = True
 
     def __init__(self, x: Any, weights: np.ndarray | None = None, threads: int = 1):
+        if not x.has_canonical_format:
+            x = x.copy()
+            x.sum_duplicates()
         self.x, self.dtype = x, x.dtype
         self.n, self.d = x.shape
         self.weights = np.empty(0, x.dtype) if weights is None else weights.astype(x.dtype, copy=False)
@@ -77,6 +82,11 @@ class SparseRows:
 
     def take(self, rows: np.ndarray) -> SparseRows:
         return SparseRows(self.x[rows], self.weights[rows] if self.weights.size else None, self.threads)
+
+    def moved(self, shift: np.ndarray, scale: float) -> SparseRows:
+        x = self.x.copy()
+        x.data = moved(x.data, np.zeros(1), scale)
+        return SparseRows(x, self.weights if self.weights.size else None, self.threads)
 
     @property
     def most_taken(self) -> int:

@@ -118,7 +118,7 @@ class VarianceReduced:
     def _lengths(self, largest: float) -> tuple[int, int, float]:
         """Rows of a batch, steps, step size: the same on every rank."""
         covariance, settings = self._covariance, self._settings
-        ranks, total = covariance.comm.size, covariance.total
+        ranks, total = covariance.comm.size, covariance.n
         mine = total / ranks
         stiffness = covariance.trace / largest
         batch = settings.batch or min(mine / 16, sqrt(mine * stiffness) / 2)

@@ -48,8 +48,9 @@ def vr_plain(comm: Any, covariance: Covariance, k: int, done: Callable[[Ritz], b
         ritz = Ritz(values, anchor, image - anchor * values)
         if comm.bcast(done(ritz)):
             return ritz
-        rate = step * comm.size / (k * covariance.trace * sqrt(covariance.total))
-        chosen = random.integers(0, rows.n, int(covariance.total / comm.size)) if rows.n else np.zeros(0, np.int64)
+        rate = step * comm.size / (k * covariance.trace * sqrt(covariance.n))
+        likely = rows.weights / rows.weights.sum(dtype=np.float64) if rows.weights.size else None
+        chosen = random.choice(rows.n, covariance.n // comm.size, p=likely) if rows.n else np.zeros(0, np.int64)
         mean = covariance.mean * covariance.center
         take = _one if k == 1 else _block
         found = take(rows.x, mean, chosen, rate, image, anchor)
