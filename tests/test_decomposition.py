@@ -194,9 +194,10 @@ def test_repeated_eigenvalues_give_the_right_space(comm, solver):
 
 @EVERYWHERE
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("value", [0.0, 7.0])
-def test_constant_rows_have_no_variance(comm, solver, value):
-    pca = PCA(2, solver=solver, random_state=0, comm=comm).fit(np.full((200, 50), value))
+@pytest.mark.parametrize("value", [0.0, 7.0, 0.1, 288.15])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_constant_rows_have_no_variance(comm, solver, value, dtype):
+    pca = PCA(2, solver=solver, random_state=0, comm=comm).fit(np.full((200, 90), value, dtype))
     np.testing.assert_allclose(pca.explained_variance_, 0, atol=1e-20)
     np.testing.assert_allclose(pca.components_ @ pca.components_.T, np.eye(2), atol=1e-8)
     np.testing.assert_array_equal(pca.explained_variance_ratio_, 0)
@@ -312,6 +313,72 @@ def test_a_late_average_costs_no_more_than_a_pass(delay):
 
     with_delay, without = (virtual.run(4, lambda comm, late=late: program(comm, late))[0] for late in (delay, 0))
     assert with_delay <= without + 2  # a pass, and its share of steps
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", ["auto", *SOLVERS])
+@pytest.mark.parametrize(("dtype", "scale"), [("float32", 1e-30), ("float32", 1e17), ("float64", 1e-140), ("float64", 1e-21),
+                                              ("float64", 1e140)])  # fmt: skip
+def test_any_units(comm, solver, dtype, scale):
+    x = rows_of_all(500, 70)
+    own = (mine(x, comm) * scale).astype(dtype)
+    pca = PCA(3, solver=solver, tol=1e-10, random_state=0, comm=comm).fit(own)
+    values, vectors, _ = exact(x)
+    np.testing.assert_allclose(pca.singular_values_.astype(float) / scale, np.sqrt(values[:3] * 500), rtol=1e-4)
+    np.testing.assert_allclose(pca.components_, vectors[:3], atol=1e-3)
+    sparse = TruncatedSVD(3, solver="krylov", tol=1e-10, comm=comm).fit(scipy.sparse.csr_array(own))
+    np.testing.assert_allclose(sparse.singular_values_.astype(float) / scale, np.sqrt(exact(x, False)[0][:3] * 500), rtol=1e-4)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", ["auto", *SOLVERS])
+@pytest.mark.parametrize(("dtype", "mean"), [("float32", 1e4), ("float64", 1e9)])
+def test_rows_far_from_zero(comm, solver, dtype, mean):
+    x = (rows_of_all(2000, 80, mean=0) + mean).astype(dtype)
+    pca = PCA(3, solver=solver, random_state=0, comm=comm).fit(mine(x, comm))
+    values, vectors, _ = exact(x.astype(float) - mean)
+    np.testing.assert_allclose(pca.explained_variance_ * 1999 / 2000, values[:3], rtol=1e-5)
+    np.testing.assert_allclose(np.abs(np.sum(pca.components_ * vectors[:3], axis=1)), 1, rtol=1e-5)
+    np.testing.assert_allclose(pca.mean_, x.mean(axis=0, dtype=float), rtol=1e-6)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("setting", [{"tol": 1e-3}, {"solver": "krylov"}, {"n_components": 4}, {"sync_every": 3},
+                                     {"whiten": True}])  # fmt: skip
+def test_ranks_with_different_settings(comm, setting):
+    if comm.size == 1:
+        pytest.skip("takes two")
+    given = {"n_components": 3, "solver": "vr", **(setting if comm.rank else {})}
+    with pytest.raises(MismatchError, match=f"PCA: got .*{next(iter(setting))}|{next(iter(setting))}"):
+        PCA(comm=comm, **given).fit(rows_of_all(100, 20))
+
+
+@EVERYWHERE
+def test_a_seed_that_makes_no_sense(comm):
+    with pytest.raises(ValueError, match="cannot be used to seed"):
+        PCA(2, random_state="abc", comm=comm).fit(rows_of_all(100, 20))
+
+
+@pytest.mark.parametrize("solver", ["vr", "vr-plain", "krylov"])
+def test_large_weights_take_no_longer(solver):
+    x = rows_of_all(2000, 30)
+    settings = {"n_components": 2, "solver": solver, "tol": 1e-6, "random_state": 0}
+    passes = [PCA(**settings).fit(x, sample_weight=np.full(2000, weight)).n_passes_ for weight in (1.0, 1e7)]
+    assert passes[1] <= passes[0] + 1.5
+
+
+def test_weights_that_do_not_count_rows():
+    with pytest.raises(ValueError, match="weights whose sum is 1, wanted 2 or more"):
+        PCA(2).fit(rows_of_all(100, 20), sample_weight=np.full(100, 0.01))
+
+
+def test_entries_given_twice_are_added():
+    rng = np.random.default_rng(0)
+    rows, columns, values = rng.integers(0, 80, 3000), rng.integers(0, 40, 3000), rng.random(3000)
+    starts = np.searchsorted(np.sort(rows), np.arange(81))
+    double = scipy.sparse.csr_array((values, columns, starts), shape=(80, 40))
+    pca = PCA(3, solver="krylov", tol=1e-12).fit(double)
+    np.testing.assert_allclose(pca.explained_variance_ratio_, PCA(3).fit(double.toarray()).explained_variance_ratio_, rtol=1e-8)
 
 
 @EVERYWHERE

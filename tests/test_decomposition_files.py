@@ -171,6 +171,8 @@ def test_what_did_not_converge_is_written_and_told(tmp_path):
         (("-k", "3", "--solver", "magic"), "solver: got 'magic'"),
         (("-k", "3", "--no-center", "--whiten"), "whiten: got --no-center"),
         (("-k", "3", "--tol", "7"), "tol: got 7.0"),
+        (("-k", "3", "--seed", "-1"), "--seed"),
+        (("-k", "3", "--memory", "much"), "memory: got 'much'"),
         ((), "Missing option"),
     ],
 )
@@ -180,3 +182,40 @@ def test_commands_that_make_no_sense(arguments, message, tmp_path, capsys):
         main(["pca", str(tmp_path / "x.npy"), "-o", str(tmp_path / "out"), *arguments])
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out/components.npy").exists()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_is_not_finite_is_named_by_its_place_in_the_file(size, tmp_path):
+    x = rows_of_all(50, 8)
+    x[:, 2], x[41, 5] = np.nan, np.inf
+    np.save(tmp_path / "x.npy", x)
+
+    def program(comm):
+        with pytest.raises(DataError, match="infinity: row 41, column 5 of the file"):
+            decompose_file(str(tmp_path / "x.npy"), tmp_path / "out", comm=comm, n_components=2, mask="auto")
+
+    virtual.run(size, program)
+
+
+def test_results_are_replaced_only_by_results(tmp_path):
+    np.save(tmp_path / "x.npy", rows_of_all(50, 8))
+    decompose_file(str(tmp_path / "x.npy"), tmp_path / "out", n_components=3)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    bad = rows_of_all(50, 8)
+    bad[7, 7] = np.nan
+    np.save(tmp_path / "bad.npy", bad)
+    with pytest.raises(DataError, match="NaN"):
+        decompose_file(str(tmp_path / "bad.npy"), tmp_path / "out", n_components=2, overwrite=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    scores = np.load(tmp_path / "out/scores.npy")
+    decompose_file(str(tmp_path / "out/scores.npy"), tmp_path / "out", n_components=2, overwrite=True)
+    assert np.load(tmp_path / "out/scores.npy").shape == (50, 2)
+    np.testing.assert_allclose(np.abs(np.load(tmp_path / "out/components.npy")), np.eye(3)[:2], atol=1e-6)
+    assert scores.shape == (50, 3)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+def test_every_matrix_that_scipy_saves(form, tmp_path):
+    x = rows_of_all(20, 6)
+    scipy.sparse.save_npz(tmp_path / "x.npz", scipy.sparse.csr_array(x).asformat(form))
+    np.testing.assert_array_equal(open_matrix(str(tmp_path / "x.npz")).read(range(3, 9)).toarray(), x[3:9])

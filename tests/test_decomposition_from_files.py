@@ -169,7 +169,7 @@ def test_missing_columns_are_left_out(form, tmp_path):
     weights = np.random.default_rng(0).random((4, 6))
     weights[0, 0] = 0
     np.save(tmp_path / "areas.npy", weights)
-    np.save(tmp_path / "sea.npy", ~land)
+    np.save(tmp_path / "sea.npy", np.where(land, np.nan, 1.0))
 
     def program(mask, weights):
         def run(comm):
@@ -202,6 +202,16 @@ def test_packed_numbers_are_unpacked(dtype, tmp_path):
     wanted = np.where(x == -100, np.nan, 0.5 * x.astype(np.float32) + 20)
     assert matrix.dtype == np.float32
     np.testing.assert_array_equal(matrix.read(range(1, 7)), wanted[1:7])
+
+
+@pytest.mark.parametrize("value", ["much", [1.0, 2.0]])
+def test_packed_by_what_is_no_number(value, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.ones((3, 2))
+        file["x"].attrs["scale_factor"] = value
+    with pytest.raises(DataError, match=r"x\.h5:x: scale_factor is .*, a number was wanted"):
+        open_matrix(str(tmp_path / "x.h5:x"))
 
 
 @pytest.mark.parametrize(

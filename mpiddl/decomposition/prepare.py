@@ -52,7 +52,7 @@ def prepare(comm: Any, rows: Rows, n: int, center: bool, seed: int) -> Prepared:
     some = rows.take(strata(rows.n, wanted, np.random.default_rng([seed, comm.rank, 5])))
     blocks = [x.astype(np.float64) for x, _ in some.blocks(LOOKED_AT)]
     x = np.concatenate([np.zeros((0, rows.d)), *blocks])
-    largest = max(comm.allgather(float(np.abs(x).max(initial=0.0))))
+    largest = float(np.max(comm.allgather(float(np.abs(x).max(initial=0.0)))))  # NaN stays NaN
     if not np.isfinite(largest):
         raise NotFinite
     if largest == 0:
