@@ -35,12 +35,13 @@ SLOW_S = 30
 
 
 def run(names: Sequence[str], levels: Sequence[float], threads: int, rounds: int, search: Sequence[Any],
-        solvers: Sequence[str] = ("auto",), python: str = "", folder: Path | None = None,
+        solvers: Sequence[str] = ("auto",), others: bool = True, python: str = "", folder: Path | None = None,
         say: Callable[[str], None] = lambda text: None, keep: Callable[[str, list[Contender]], None] = lambda name, found: None,
         ) -> list[dict[str, Any]]:  # fmt: skip
     """Rows for every case and error level.
 
-    ``python`` has Heat; ``folder`` is where a large file lies, or is made; ``keep`` gets all contenders of a case.
+    Without ``others`` only ours take part; ``python`` has Heat; ``folder`` is where a large file lies, or is made; ``keep``
+    gets all contenders of a case.
     """
     check_cases(names)
     rows: list[dict[str, Any]] = []
@@ -49,8 +50,9 @@ def run(names: Sequence[str], levels: Sequence[float], threads: int, rounds: int
             case = CASES[name]
             say(f"{name}: making the matrix")
             x = case.make([*search, *([str(folder)] if folder else [])])
-            with heat(python, case, x, threads) as others:
-                contenders = [*_ours(case, x, levels, threads, solvers), *peers(case, x), *others]
+            with heat(python, case, x, threads) as heats:
+                libraries = [*peers(case, x), *heats] if others else []
+                contenders = [*_ours(case, x, levels, threads, solvers), *libraries]
                 for contender in contenders:
                     if contender.ours and not isinstance(x, np.memmap):  # compiles what is not in the cache yet
                         contender.run()

