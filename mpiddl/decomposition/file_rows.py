@@ -58,7 +58,10 @@ class FileRows:
         self._chunk = max(BLOCK, CHUNK_BYTES // self._row_bytes)
         self._forward = True
         probe = read(0, n) if n and mapping(read(0, 1)) is not None else None
-        self._map = probe if mapping(probe) is not None else None
+        owner = mapping(probe)
+        self._map = probe if owner is not None else None
+        if owner is not None:  # what is wanted is asked for; beside a row that is missed nothing else shall be read
+            owner.madvise(mmap.MADV_RANDOM)
 
     def moved(self, shift: np.ndarray, scale: float) -> FileRows:
         def read(begin: int, end: int) -> np.ndarray:
