@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.linalg.blas import dger
 
 from mpiddl.collectives import allreduce
 from mpiddl.decomposition.rows import Rows
@@ -88,7 +89,7 @@ class Covariance:
         if not np.isfinite(product).all():
             raise NotFinite
         if self.center:
-            product -= np.outer(self.mean, message[d * k : d * k + k])
+            product = dger(-1.0, message[d * k : d * k + k], self.mean, a=product.T, overwrite_a=True).T  # in place
         product /= self.total
         return product
 

@@ -16,7 +16,7 @@ from mpiddl.decomposition.covariance import NotFinite
 from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.sample import strata
 
-LOOKED_AT = 64
+LOOKED_AT = 24
 """Rows of all ranks together."""
 
 BORNE = 2.0**20
