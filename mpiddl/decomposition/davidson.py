@@ -10,7 +10,7 @@
 What differs between solvers are the directions: `krylov` takes the residuals as they are (block Lanczos), `subsample` and
 `vr` sharpen them. Whatever they are worth, explained variance never falls, for the old V stays in the space.
 
-The last pass is saved by a look at a sample of rows that D was not made from. What A D has along V is known, (A V)^T D; the
+The last pass is saved by a look at a sample of the rows, drawn for that alone. What A D has along V is known, (A V)^T D; the
 rest is estimated, and what is wrong with it appears in the residuals, but for what lies in the span of D: they are scaled
 up for that, as if errors were like variances; and in the values, by as much as two halves of the sample differ.
 

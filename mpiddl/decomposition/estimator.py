@@ -60,8 +60,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         Parameters
         ----------
         X : array-like, shape (n of this rank, d)
-            float32 and float64 are taken as they are; what is mapped from a file (`numpy.memmap`) is read by chunks,
-            whatever its size. A rank may have no rows.
+            float32 and float64 are taken as they are; from 64 MiB on, what is mapped from a file (`numpy.memmap`) is read
+            by chunks, unless some weights are 0: then it is copied. A rank may have no rows.
         y : ignored
         sample_weight : array-like, shape (n of this rank,), optional
             How often each row counts; 0 leaves it out.
@@ -304,7 +304,7 @@ def _alike(link: Any) -> Iterator[None]:
 
 def _find_bad(rows: Rows, place: Callable[[int, int], str]) -> None:
     """Say where the first entry is that is not finite, in words that begin as scikit-learn's."""
-    begin, numbers = 0, getattr(rows, "numbers", None)
+    begin, numbers = 0, rows.numbers
     for block, _ in rows.blocks(4096):
         bad = np.argwhere(~np.isfinite(block))
         if len(bad):

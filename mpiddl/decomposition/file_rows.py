@@ -36,7 +36,7 @@ class FileRows:
     ----------
     read : callable
         ``read(begin, end)`` gives rows as an array (end - begin, d) of `dtype`, C-contiguous, which may be a view of a mapped
-        file. It is called by another thread, never twice at a time.
+        file. Chunks and mini-batches are read by another thread.
     n, d : int
     dtype : dtype
         float32 or float64.

@@ -46,7 +46,7 @@ def prepare(comm: Any, rows: Rows, n: int, center: bool, seed: int) -> Prepared:
 
     Communication
     -------------
-    Collective: an all-gather of 2 d + 2 numbers.
+    Collective: two all-gathers, of a number and of 2 d + 1.
     """
     wanted = -(-min(LOOKED_AT, n) * rows.n // max(1, n))
     some = rows.take(strata(rows.n, wanted, np.random.default_rng([seed, comm.rank, 5])))
