@@ -11,7 +11,7 @@ from numba.extending import register_jitable
 
 from .jit import inlined, kernel
 from .lanes import WIDTH, base, lanes_of, size_of
-from .row_moments import row_moments
+from .row_moments import ROWS, row_moments
 from .thin import HEIGHT, fetch, thin_columns, thin_rows
 
 _HEIGHTS = (0, *HEIGHT.values())
@@ -81,13 +81,14 @@ def normal_product(x, w, start, weights, origin, out, sums, moments, squares, sc
 @inlined
 def _add_moments(x, origin, weights, column, one, squares, top, bottom):
     """The sums and sums of squares of x - origin, by columns and by rows, rows top to bottom, while they are in the cache."""
-    d, size = x.shape[1], size_of(x)
+    d, size, first = x.shape[1], size_of(x), base(column)
     one[0] = 1
-    for i in range(top, bottom):
-        factor = base(weights) + size * i if weights.size else base(one)
-        first = base(column)
-        (square,) = row_moments(x, base(x) + size * i * d, base(origin), first, first + size * d, factor, d)
-        squares[i] = square * (weights[i] if weights.size else 1)
+    for i in range(top, bottom, ROWS):
+        factors, step = (base(weights) + size * i, 1) if weights.size else (base(one), 0)
+        rows = min(ROWS, bottom - i)
+        found = row_moments(x, base(x) + size * i * d, d, rows, base(origin), first, first + size * d, factors, step, d)
+        for r in range(rows):
+            squares[i + r] = found[r] * (weights[i + r] if weights.size else 1)
 
 
 @register_jitable
