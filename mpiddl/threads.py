@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -54,6 +54,7 @@ def cores(root: str | Path = "/") -> Cores:
     return Cores(frozenset(_first_sibling(root, cpu) for cpu in mask), quota(root))
 
 
+@cache
 def _first_sibling(root: Path, cpu: int) -> int:
     """The lowest hardware thread of the core of ``cpu``; ``cpu`` itself where the kernel does not tell."""
     text = _read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")

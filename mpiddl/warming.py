@@ -14,6 +14,7 @@ from mpiddl.job import Job
 from mpiddl.memory import aligned_zeros
 from mpiddl.optim import clip_norm
 from mpiddl.strategies import Strategy
+from mpiddl.topology import neighbours
 
 
 @contextmanager
@@ -25,11 +26,10 @@ def limited_threads(comm: Any, wanted: int, env: Mapping[str, str]) -> Iterator[
     wanted : int
         Threads a rank; 0 for the cores of the node divided by its ranks, unless ``env`` sets a number.
     """
-    local = comm.local_ranks()
+    local = neighbours(comm).local
     cores = threads.node_cores(local.allgather(threads.cores()))
     chosen = threads.threads_per_rank(cores, local.size, wanted or None, env)
     note = threads.warning(cores, local.size, chosen)
-    local.Free()
     with threads.apply(chosen):
         yield chosen.numba, note or ""
 

@@ -73,7 +73,7 @@ def check(pca, x, k, dtype, weights=None, near=None):
 @pytest.mark.parametrize(("n", "d", "k"), [(400, 30, 4), (1000, 90, 6), (37, 100, 3)])
 def test_components_are_those_of_all_rows(comm, n, d, k, solver, dtype):
     x = rows_of_all(n, d, dtype=dtype)
-    pca = PCA(k, solver=solver, tol=1e-13, random_state=0, comm=comm).fit(mine(x, comm))
+    pca = PCA(k, solver=solver, tol=1e-15, random_state=0, comm=comm).fit(mine(x, comm))
     check(pca, x, k, dtype)
     values = exact(x)[0]
     assert pca.noise_variance_ == pytest.approx(values[k:].sum() * n / (n - 1) / (min(n, d) - k), rel=LOOSE[dtype])
@@ -85,7 +85,7 @@ def test_components_are_those_of_all_rows(comm, n, d, k, solver, dtype):
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_however_rows_are_dealt(comm, solver, deal):
     x = rows_of_all(301, 40)
-    pca = PCA(3, solver=solver, tol=1e-13, random_state=0, comm=comm).fit(mine(x, comm, deal))
+    pca = PCA(3, solver=solver, tol=1e-15, random_state=0, comm=comm).fit(mine(x, comm, deal))
     check(pca, x, 3, "float64")
     assert len(set(comm.allgather(pca.components_.tobytes()))) == 1
 
@@ -95,7 +95,7 @@ def test_however_rows_are_dealt(comm, solver, deal):
 def test_weights_count_rows(comm, solver):
     x, weights = rows_of_all(200, 25), np.random.default_rng(1).integers(0, 4, 200).astype(float)
     own = DEALS["round robin"](200, comm.size) == comm.rank
-    pca = PCA(3, solver=solver, tol=1e-13, random_state=0, comm=comm).fit(x[own], sample_weight=weights[own])
+    pca = PCA(3, solver=solver, tol=1e-15, random_state=0, comm=comm).fit(x[own], sample_weight=weights[own])
     check(pca, np.repeat(x, weights.astype(int), axis=0), 3, "float64")
     check(pca, x, 3, "float64", weights)
 

@@ -13,7 +13,7 @@ from mpiddl.transport import virtual
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.transport.align import clock_offset
 from mpiddl.transport.base import ANY_SOURCE, IN_PLACE, MAX, MIN, PROD, SUM, allreduce_bytes
-from mpiddl.transport.mpi import connect
+from mpiddl.transport.mpi import connect, connected
 
 EVERYWHERE = pytest.mark.mpi(min_size=1)
 
@@ -215,3 +215,19 @@ def test_a_part_of_the_ranks_can_work_alone(comm):
     assert total[0] == half.size
     link.Free()
     half.Free()
+
+
+@EVERYWHERE
+def test_a_link_lends_the_same_duplicate_until_something_fails_there(comm):
+    link = connect(comm)
+    with connected(link, {}) as first, connected(link, {}) as second:
+        assert first is second and first is not link
+    with pytest.raises(ValueError, match="of all"), connected(link, {}):
+        raise ValueError("of all")
+    assert first.freed and not link.freed
+    with connected(link, {}) as third:
+        total = np.ones(1)
+        third.Allreduce(IN_PLACE, total)
+        assert third is not first and total[0] == comm.size
+    link.Free()
+    assert third.freed

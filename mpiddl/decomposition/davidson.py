@@ -5,7 +5,7 @@
              stop if the estimated error is small enough
              D = directions(theta, W, R), made orthogonal to V
              A D from a sample;  stop if the estimated error with V = [V D] is then small enough
-             A D by one pass;  V = [V D]
+             A D by one pass, D being cut down to the columns worth it (`narrowing`);  V = [V D]
 
 What differs between solvers are the directions: `krylov` takes the residuals as they are (block Lanczos), `subsample` and
 `vr` sharpen them. Whatever they are worth, explained variance never falls, for the old V stays in the space.
@@ -58,6 +58,7 @@ class Look(Protocol):
 
 
 Directions = Callable[[Ritz], np.ndarray]
+Narrow = Callable[[np.ndarray, np.ndarray, Ritz], np.ndarray]
 
 
 def krylov(ritz: Ritz) -> np.ndarray:
@@ -66,7 +67,7 @@ def krylov(ritz: Ritz) -> np.ndarray:
 
 
 def davidson(comm: Any, apply: Apply, start: np.ndarray, directions: Directions, done: Done, *,
-             look: Look | None = None, most_columns: int | None = None) -> Ritz:
+             look: Look | None = None, narrow: Narrow | None = None, most_columns: int | None = None) -> Ritz:
     """Leading eigenpairs of the symmetric ``apply``, as many as ``start`` has columns.
 
     ``done`` is asked after every pass, on every rank; what rank 0 says counts. It ends earlier where V spans all there is.
@@ -79,7 +80,8 @@ def davidson(comm: Any, apply: Apply, start: np.ndarray, directions: Directions,
         if comm.bcast(done(ritz)):
             return ritz
         space.make_room(p, 2 * p)
-        new = _same(comm, orthonormal(directions(ritz), space.basis))
+        wanted = directions(ritz)
+        new = _same(comm, orthonormal(wanted, space.basis))
         if not new.shape[1]:
             return ritz
         if look is not None and comm.bcast(look.worth(ritz)):
@@ -92,6 +94,8 @@ def davidson(comm: Any, apply: Apply, start: np.ndarray, directions: Directions,
             if comm.bcast(look.convinced(last)):
                 return last
             space.drop(new.shape[1])
+        if narrow is not None:
+            new = _same(comm, narrow(new, wanted, ritz))
 
 
 def lanczos(comm: Any, apply: Apply, start: np.ndarray, passes: int) -> Ritz:

@@ -14,6 +14,9 @@ from mpiddl.memory import aligned_zeros
 LEAST_OF_A_THREAD = 500_000
 """Elements: fewer are done sooner than a thread is started."""
 
+LARGE = 4 << 20
+"""Bytes from which on numpy asks for large pages."""
+
 
 class DenseRows:
     """Rows for solvers; a pass costs 4 n d k operations and reads them once.
@@ -61,7 +64,10 @@ class DenseRows:
         return self.x.sum(axis=0, dtype=np.float64)
 
     def take(self, rows: np.ndarray) -> DenseRows:
-        return DenseRows(self.x[rows], self.weights[rows] if self.weights.size else None, self.threads)
+        # A new array of this size, untouched behind its end, gets large pages from numpy, and far fewer page faults.
+        room = np.empty(max(len(rows) * self.d, LARGE // self.dtype.itemsize), self.dtype)
+        taken = np.take(self.x, rows, axis=0, out=room[: len(rows) * self.d].reshape(len(rows), self.d), mode="clip")
+        return DenseRows(taken, self.weights[rows] if self.weights.size else None, self.threads)
 
     def moved(self, shift: np.ndarray, scale: float) -> DenseRows:
         return DenseRows(moved(self.x, shift, scale), self.weights if self.weights.size else None, self.threads)

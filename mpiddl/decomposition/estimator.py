@@ -88,7 +88,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _fit(self, X: Any, sample_weight: Any, tell: Callable[[Moment], None] | None, after: Result | None = None,
              stream: bool = False) -> None:
         with connected(self.comm, os.environ) as link:
-            began = now()
+            began, sent = now(), link.meter.bytes
             with _alike(link):
                 self._check_settings()
                 rows = self._own_rows(X, sample_weight, link.size, after is None)
@@ -112,7 +112,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                     self._take(error.best.first(self._wanted_of(error.best)) if stream else error.best, rows.dtype)
                     raise
                 finally:
-                    self.seconds_, self.n_bytes_ = now() - began, link.meter.bytes
+                    self.seconds_, self.n_bytes_ = now() - began, link.meter.bytes - sent
         self._stream = result if stream else None
         self._take(result.first(self._wanted_of(result)) if stream else result, rows.dtype)
 

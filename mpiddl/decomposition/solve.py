@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from mpiddl.decomposition.davidson import Directions, Done, davidson, krylov
 from mpiddl.decomposition.estimates import at_rounding, missed_variance
 from mpiddl.decomposition.file_rows import FileRows
 from mpiddl.decomposition.gram import gram
+from mpiddl.decomposition.narrowing import narrowed
 from mpiddl.decomposition.prepare import prepare
 from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.sample import HeldOut, covariance, draw, most_taken, second_start, warm_start, warm_start_of
@@ -203,7 +205,9 @@ def _run(task: _Task, done: Done, history: list[Moment]) -> tuple[Covariance, Ri
                 start = _from_snapshots(task, min(most, ceil(task.vr.snapshot * n)), start)
             directions = VarianceReduced(operator, task.vr, seed)
     caution = _Caution(task, operator, most, min(most, wanted), directions, history, done)
-    return operator, davidson(comm, operator.apply, start.vectors, caution.directions, caution.done, look=caution)
+    narrow = None if any(comm.allgather(isinstance(rows, FileRows))) else partial(narrowed, k=task.k, columns=rows.columns)
+    return operator, davidson(comm, operator.apply, start.vectors, caution.directions, caution.done, look=caution,
+                              narrow=narrow)
 
 
 class _Caution:

@@ -73,10 +73,10 @@ def connect(comm: Any = None, env: Any = None) -> Any:
 
 
 @contextmanager
-def failing_together(link: Any) -> Iterator[None]:
+def failing_together(link: Any) -> Iterator[Any]:
     """An exception leaves the block on all ranks of ``link``, or, where it is one rank's alone, ends the job."""
     try:
-        yield
+        yield link
     except BaseException as error:
         link.fail(error)
         link.Free()  # all ranks are here
@@ -85,7 +85,14 @@ def failing_together(link: Any) -> Iterator[None]:
 
 @contextmanager
 def connected(comm: Any, env: Any) -> Iterator[Any]:
-    """`connect` for the length of a block, which ranks leave together; ``env`` counts if ``comm`` is None."""
+    """`connect` for the length of a block, which ranks leave together; ``env`` counts if ``comm`` is None.
+
+    A communicator of ours lends the same duplicate again and again: what was made for it, topology and shared memory, stays.
+    """
+    if hasattr(comm, "meter"):
+        with failing_together(comm.kept("lent", comm.Dup)) as lent:
+            yield lent
+        return
     link = connect(comm, env if comm is None else None)
     with failing_together(link):
         yield link
@@ -203,7 +210,7 @@ class MpiComm:
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
         """What ``make`` gave when ``key`` was first asked for; its ``Free``, if it has one, is called with this one's."""
-        if key not in self._kept:
+        if key not in self._kept or getattr(self._kept[key], "freed", False):
             self.patient_barrier(0.0)
             self._kept[key] = made = make()
             if hasattr(made, "Free"):

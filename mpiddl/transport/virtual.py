@@ -251,7 +251,7 @@ class VirtualComm:
         return VirtualShared(self, nbytes)
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self._kept:
+        if key not in self._kept or getattr(self._kept[key], "freed", False):
             self._kept[key] = make()
         return self._kept[key]
 
