@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from mpiddl.version import __version__
 
 if TYPE_CHECKING:
+    from mpiddl.communicator import Communicator
     from mpiddl.job import Job
     from mpiddl.models import MLP, Model, Score, Softmax, gradcheck
     from mpiddl.prediction import Trained, load
     from mpiddl.training import Result, train
 
 _HOME = {
+    "Communicator": "communicator",
     "Job": "job",
     "MLP": "models",
     "Model": "models",
@@ -35,6 +37,7 @@ _HOME = {
 
 __all__ = [
     "MLP",
+    "Communicator",
     "Job",
     "Model",
     "Result",

@@ -19,8 +19,9 @@ session watch probes
 request
 prediction loop evaluation
 checkpoint recipes warming report folder
-metrics job
+metrics job communicator
 strategies
+tuning
 models optim data
 collectives
 arena
@@ -31,7 +32,7 @@ errors version
 kernels
 """
 
-MPI_ONLY_IN = ("mpiddl.transport", "mpiddl.doctor", "mpiddl.probes")
+MPI_ONLY_IN = ("mpiddl.transport", "mpiddl.communicator", "mpiddl.doctor", "mpiddl.probes")
 FREE_OF_MPI = ("mpiddl.models", "mpiddl.optim", "mpiddl.data", "mpiddl.kernels")
 KERNELS_NEED = {"numba", "llvmlite", "numpy"}
 # The names for users; it stands above all, and is never imported from inside.

@@ -52,7 +52,7 @@ def run(name: str, env: Any, sizes: Sequence[int] = SIZES, dtype: str = "float32
     kind, bits = _dtype(dtype), read_rate(rate)
     link = connect(env=env)
     with failing_together(link):
-        _check_memory(link, max(sizes))
+        check_memory(link, max(sizes))
         rows = [row for size in sizes for row in _case(link, name, size, kind, seconds, bits)]
     rank = link.rank
     link.Free()
@@ -68,13 +68,13 @@ def _dtype(name: str) -> np.dtype:
     return kind
 
 
-def _check_memory(comm: Any, size: int) -> None:
+def check_memory(comm: Any, size: int) -> None:
     """Refuse sizes that would have the kernel kill somebody."""
     free = free_memory()
     local = neighbours(comm).local.size
     if COPIES * size * local > min(comm.allgather(free)):
         raise UsageError(
-            f"sizes: got {_bytes(size)}, wanted at most {_bytes(free // (COPIES * local))}: "
+            f"sizes: got {size_text(size)}, wanted at most {size_text(free // (COPIES * local))}: "
             f"{local} ranks on a node with {free / 1e9:.1f} GB of free memory, {COPIES} arrays each"
         )
 
@@ -93,7 +93,7 @@ def _case(comm: Any, name: str, size: int, dtype: np.dtype, seconds: float, rate
     take_turns(comm, contenders, seconds)
     for plan in plans:
         plan.Free()
-    yield from _rows(f"{_bytes(size)}, {near.topology}", contenders, n * dtype.itemsize, given,
+    yield from _rows(f"{size_text(size)}, {near.topology}", contenders, n * dtype.itemsize, given,
                      len(near.topology.nodes) > 1)
 
 
@@ -199,7 +199,7 @@ def _rows(case: str, contenders: dict[str, Contender], size: int, given: float |
         }
 
 
-def _bytes(size: int) -> str:
+def size_text(size: int) -> str:
     """1048576 as 1 MiB."""
     for unit, word in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit and size % unit == 0:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mpiddl.cli import collectives, decomposition, testbed
+from mpiddl.cli import collectives, decomposition, testbed, tuning
 from mpiddl.errors import UsageError
 from mpiddl.job import FIELDS, make_job, read_job_file
 from mpiddl.version import __version__
@@ -157,6 +157,7 @@ collectives.add_to(bench)
 mpiddl.add_command(testbed.testbed)
 decomposition.add_to(mpiddl)
 decomposition.add_bench_to(bench)
+tuning.add_to(mpiddl, bench)
 
 
 @bench.command()

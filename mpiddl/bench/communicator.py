@@ -1,0 +1,182 @@
+"""`mpiddl.Communicator` against the bare library and against each algorithm taken by force, in turns on the same arrays.
+
+The same calls make the table of ``mpiddl tune``: what is measured there is what programs get, mpi4py's and our own Python
+included. A row holds, beside what every bench's rows hold: ``p10`` and ``p90`` of our seconds, ``chosen``, ``best`` (the
+fastest of all contenders but the communicator), ``best_seconds``, ``of_best`` (these over ours), ``slower_us`` (microseconds
+than the library).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpiddl.bench.collectives import check_memory, size_text
+from mpiddl.bench.turns import Contender, quantiles, take_turns
+from mpiddl.errors import MpiddlError
+from mpiddl.topology import neighbours
+from mpiddl.transport.agree import agreed
+from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.tuning import Entry, Table, chooser, read_table, write_table
+from mpiddl.tuning.place import place_of
+from mpiddl.tuning.rule import LIBRARY, candidates
+
+SIZES = (8, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20)
+TUNED = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
+OURS = "Communicator"
+
+LONG_ROUNDS = 1 << 20
+"""Bytes from which on what takes whole arrays ceil(log2 P) times has lost."""
+
+Calls = dict[str, Callable[[], Any]]
+
+
+def run(env: Any, calls: Sequence[str], sizes: Sequence[int] = SIZES, seconds: float = 2.0,
+        table: Path | None = None) -> list[dict[str, Any]]:
+    """Rows for every call and size, on rank 0; elsewhere none.
+
+    Parameters
+    ----------
+    calls : sequence of str
+        Of `mpiddl.tuning.rule.CANDIDATES`.
+    sizes : sequence of int
+        Bytes of the array that is reduced, broadcast or received in all.
+    seconds : float
+        For each call and size.
+    table : path, optional
+        Of ``mpiddl tune``; else the communicator takes the user's.
+
+    Communication
+    -------------
+    Collective over ``COMM_WORLD``.
+    """
+    link = connect(env=env)
+    with failing_together(link):
+        check_memory(link, max(sizes))
+        from mpiddl.communicator import Communicator
+
+        comm = Communicator(link.raw, table)
+        rows = [row for call in calls for size in _sizes(call, sizes)
+                for row in _case(link, comm, call, size, seconds)]
+    rank = link.rank
+    link.Free()
+    return [] if rank else rows
+
+
+def tune(env: Any, path: Path, calls: Sequence[str], sizes: Sequence[int] = TUNED, seconds: float = 1.0,
+         tell: Callable[[str], None] | None = None) -> Table | None:
+    """Measure every algorithm of every call here, and put it into the table at ``path``; on rank 0 the table.
+
+    Raises
+    ------
+    UsageError, DataError
+        On every rank: the file cannot be written, or is no table: it is not replaced then.
+
+    Communication
+    -------------
+    Collective over ``COMM_WORLD``.
+    """
+    link = connect(env=env)
+    with failing_together(link):
+        check_memory(link, max(sizes))
+        known = Table()
+        with agreed(link):
+            if link.rank == 0 and path.exists():
+                known = read_table(path)
+        topology = neighbours(link).topology
+        place = link.bcast(place_of(link, topology) if link.rank == 0 else None)
+        entries = []
+        for call in calls:
+            entries.append(_entry(link, place, call, _sizes(call, sizes), seconds))
+            if tell is not None and link.rank == 0:
+                tell(f"{call}: " + ", ".join(f"{size_text(size)} {best}" for size, best in
+                                             zip(entries[-1].sizes, entries[-1].best, strict=True)))
+        table = known.merged(entries)
+        with agreed(link):
+            if link.rank == 0:
+                write_table(path, table)
+    rank = link.rank
+    link.Free()
+    return None if rank else table
+
+
+def describe(env: Any, path: Path, calls: Sequence[str], sizes: Sequence[int]) -> str:
+    """What is chosen here for every call and size, and why; on rank 0, elsewhere nothing. Collective over ``COMM_WORLD``."""
+    link = connect(env=env)
+    with failing_together(link):
+        choice = chooser(link, path)
+    rank = link.rank
+    link.Free()
+    lines = [f"{' ' * 8}{field}: {value}" for field, value in choice.place._asdict().items()]
+    for call in calls:
+        lines += [f"{call} {size_text(size)}: {choice.choose(call, size)}" for size in _sizes(call, sizes)]
+    return "" if rank else "\n".join(["here", *lines])
+
+
+def _sizes(call: str, sizes: Sequence[int]) -> tuple[int, ...]:
+    return (0,) if call == "barrier" else tuple(sorted(set(sizes)))
+
+
+def _entry(link: Any, place: Any, call: str, sizes: tuple[int, ...], seconds: float) -> Entry:
+    found: dict[str, list[float]] = {}
+    for size in sizes:
+        contenders = {name: Contender(call_) for name, call_ in _forced(link, call, size).items()}
+        take_turns(link, contenders, seconds)
+        for name, contender in contenders.items():
+            found.setdefault(name, []).append(quantiles(contender.seconds)[1])
+    complete = {name: tuple(values) for name, values in found.items() if len(values) == len(sizes)}
+    return link.bcast(Entry(place, call, sizes, complete))
+
+
+def _case(link: Any, comm: Any, call: str, size: int, seconds: float) -> Iterator[dict[str, Any]]:
+    contenders = {OURS: Contender(_calls(comm, call, size))}
+    contenders |= {name: Contender(call_) for name, call_ in _forced(link, call, size, size < LONG_ROUNDS).items()}
+    take_turns(link, contenders, seconds)
+    medians = {name: quantiles(contender.seconds) for name, contender in contenders.items()}
+    best = min((name for name in medians if name != OURS), key=lambda name: medians[name][1])
+    low, median, high = medians[OURS]
+    yield {
+        "case": f"{call} {size_text(size)}, {neighbours(link).topology}", "contender": OURS, "baseline": LIBRARY,
+        "size_bytes": size,
+        "seconds": median, "baseline_seconds": medians[LIBRARY][1], "ratio": medians[LIBRARY][1] / median,
+        "p10": low, "p90": high, "chosen": comm.why(call, size).algorithm, "best": best, "best_seconds": medians[best][1],
+        "of_best": medians[best][1] / median, "slower_us": 1e6 * (median - medians[LIBRARY][1]),
+    }
+
+
+def _forced(link: Any, call: str, size: int, all_of_them: bool = True) -> Calls:
+    """The call by the library and by each algorithm, results checked against the library's."""
+    from mpiddl.communicator.kinds import always
+
+    topology = neighbours(link).topology
+    names = [name for name in candidates(topology, call) if all_of_them or name not in ("doubling", "binomial")]
+    if topology.size == 1:
+        names = [LIBRARY]
+    made = {name: _calls(link.raw if name == LIBRARY else always(link, name), call, size) for name in names}
+    wanted = made[LIBRARY]()
+    for name, call_ in made.items():
+        if not all(link.allgather(bool(np.array_equal(call_(), wanted)))):
+            raise MpiddlError(f"bench: {call} by {name} has another result than the library; nothing was measured")
+    return made
+
+
+def _calls(comm: Any, call: str, size: int) -> Callable[[], Any]:
+    """One call on arrays of its own; returns what it gave."""
+    ranks, rank = comm.Get_size(), comm.Get_rank()
+    n = max(1, size // 4) if call in ("allreduce", "reduce", "bcast") else max(1, size // 4 // ranks) * ranks
+    source = np.random.default_rng(rank).integers(1, 5, n).astype(np.float32)  # sums of small integers have no rounding
+    result, part = np.zeros_like(source), np.zeros(n // ranks, np.float32)
+    block = source[: n // ranks].copy()
+    ways: dict[str, Callable[[], Any]] = {
+        "allreduce": lambda: (comm.Allreduce(source, result), result)[1],
+        "reduce": lambda: (comm.Reduce(source, result, root=0), result)[1],
+        "bcast": lambda: (comm.Bcast(source if rank == 0 else result, root=0), source if rank == 0 else result)[1],
+        "allgather": lambda: (comm.Allgather(block, result), result)[1],
+        "reduce_scatter": lambda: (comm.Reduce_scatter_block(source, part), part)[1],
+        "barrier": comm.Barrier,
+    }
+    return ways[call]
+

@@ -1,0 +1,96 @@
+"""``mpiddl tune`` and ``mpiddl bench communicator``: which algorithm for which size, and what that brings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from mpiddl.cli.sizes import parse_size
+from mpiddl.errors import UsageError
+
+CALLS = ("allreduce", "reduce", "bcast", "allgather", "reduce_scatter", "barrier")
+
+
+def add_to(mpiddl: click.Group, bench: click.Group) -> None:
+    """Make the commands parts of ``mpiddl`` and of ``mpiddl bench``."""
+    mpiddl.add_command(tune)
+    bench.add_command(communicator)
+
+
+def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    return tuple(parse_size(part.strip(), "sizes") for part in value.rstrip(",").split(","))
+
+
+def _calls(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    names = tuple(value.replace("-", "_").rstrip(",").split(","))
+    for name in names:
+        if name not in CALLS:
+            raise UsageError(f"calls: got {name!r}, wanted some of {','.join(CALLS)}")
+    return names
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not 0 <= value <= 86_400:
+        raise UsageError(f"seconds: got {value:g}, wanted 0 to 86400")
+    return value
+
+
+@click.command(epilog="""
+\b
+The table is a TOML file, for people to read and to share: each entry says on which cluster, processor, MPI library and
+node map it was measured, and counts only there. mpiddl.Communicator and the strategies look for it in MPIDDL_TUNE, or
+else in ~/.config/mpiddl/tune.toml.
+\b
+Examples:
+  srun -N 4 -n 8 mpiddl tune                            once for each node map and MPI library that you use
+  mpiexec -n 4 mpiddl tune --out team.toml --seconds 3  for others: export MPIDDL_TUNE=$PWD/team.toml
+  mpiexec -n 4 mpiddl tune --show                       what is chosen here, and why
+""")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="The table; by default the user's own.")
+@click.option("--calls", default=",".join(CALLS), callback=_calls, metavar="NAME,...", help="Which calls. [default: all]")
+@click.option("--sizes", default="1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB", show_default=True, callback=_sizes,
+              metavar="N,N,...", help="Bytes in all.")
+@click.option("--seconds", default=1.0, show_default=True, callback=_seconds, metavar="S", help="For each call and size.")
+@click.option("--show", "only", is_flag=True, help="Measure nothing; print what is chosen here and why.")
+def tune(out: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], seconds: float, only: bool) -> None:
+    """Measure which algorithm is fastest here, for every call and size. Start it under mpiexec or srun."""
+    from mpiddl.bench import communicator as module
+    from mpiddl.tuning.place import table_path
+
+    path = out or table_path(os.environ)
+    if only:
+        text = module.describe(os.environ, path, calls, sizes)
+    else:
+        table = module.tune(os.environ, path, calls, sizes, seconds, lambda line: click.echo(line))
+        text = f"table: {path}, {len(table.entries)} entries" if table is not None else ""
+    if text:
+        click.echo(text)
+
+
+@click.command("communicator", epilog="""
+\b
+"chosen" is what the communicator took, "best" the fastest of all that were taken by force, the library's own among them.
+\b
+Examples:
+  mpiexec -n 2 mpiddl bench communicator --calls allreduce --sizes 8B,1KiB,64KiB,4MiB
+  mpiddl testbed run --hosts 4 --ranks-per-host 2 --rate 200mbit -- mpiddl bench communicator --sizes 1KiB,1MiB
+""")
+@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
+@click.option("--calls", default="allreduce,bcast,allgather", callback=_calls, show_default=True, metavar="NAME,...",
+              help="Which calls.")
+@click.option("--sizes", default="8B,1KiB,16KiB,256KiB,1MiB,16MiB", show_default=True, callback=_sizes, metavar="N,N,...",
+              help="Bytes in all.")
+@click.option("--seconds", default=2.0, show_default=True, callback=_seconds, metavar="S", help="For each call and size.")
+@click.option("--table", type=click.Path(path_type=Path), metavar="FILE", help="Of mpiddl tune; by default the user's own.")
+def communicator(path: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], seconds: float, table: Path | None) -> None:
+    """mpiddl.Communicator against the bare MPI library. Start it under mpiexec."""
+    from mpiddl.bench import communicator as module
+    from mpiddl.bench.output import check_files, keep, show
+
+    check_files(path)
+    rows = module.run(os.environ, calls, sizes, seconds, table)
+    if rows:
+        show("communicator", rows, ("slower_us", "chosen", "best", "of_best"))
+    keep(os.environ, "communicator", rows, path)

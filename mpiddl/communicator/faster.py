@@ -1,0 +1,281 @@
+"""The calls that are taken over, for any class of intra-communicators.
+
+All ranks must decide alike, so what is looked at are only things that MPI wants to be the same on all of them: the call,
+the operation, the bytes of the message. How a message lies in memory may differ between ranks; where it has gaps it is
+packed. Short messages are the library's after one comparison.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiddl.collectives import Started, calls
+from mpiddl.communicator.private import Private, keyval, private_of
+from mpiddl.communicator.request import moved
+from mpiddl.errors import CommError
+from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM, Op
+from mpiddl.transport.message import Memory, largest, numbers, payload
+from mpiddl.transport.mpi import MpiComm
+from mpiddl.tuning import Choice
+from mpiddl.tuning.rule import CANDIDATES, LIBRARY
+
+FLOOR = 4096
+"""Bytes below which nothing but the library is looked at, until `Faster.Prepare` knows better."""
+
+NONBLOCKING_FLOOR = 256 << 10
+"""The same for calls that return a request: a thread has to move ours on."""
+
+# In fact a class beside one of mpi4py's; for the type checker it is one.
+_Base: Any = object
+if TYPE_CHECKING:
+    _Base = MPI.Intracomm
+
+Reduction = tuple[tuple[MpiComm, str], Any, Memory, Op]
+"""Communicator and algorithm, what is reduced (or IN_PLACE), where to, and how."""
+
+_FLOORS = dict.fromkeys(CANDIDATES, float(FLOOR))
+
+
+class Faster(_Base):
+    """The calls that are taken over, for any class of intra-communicators."""
+
+    _private: Private | None = None
+    _floors: dict[str, float] = _FLOORS
+    _table: Path | None = None
+
+    def Prepare(self) -> None:
+        """Make the private duplicate and read the table now, rather than at the first call that needs them.
+
+        Collective. ``Communicator(comm)`` does it; communicators that come from ``Dup``, ``Split`` ... do at their first
+        blocking call of some size, and before that their ``Iallreduce`` and ``Ibcast`` are the library's.
+        """
+        if self._private is not None:
+            return
+        self._private = private_of(self, self._table)
+        self._floors = self._private.floors
+
+    def why(self, call: str, nbytes: int) -> Choice:
+        """What such a call of ``nbytes`` takes, and why: ``print(comm.why("allreduce", 1 << 20))``. Local after `Prepare`.
+
+        ``call``: allreduce, reduce, bcast, allgather, reduce_scatter or barrier. ``nbytes``: of the array that is reduced,
+        broadcast, or received in all.
+        """
+        if call not in CANDIDATES:
+            raise ValueError(f"call: got {call!r}, wanted one of {', '.join(CANDIDATES)}")
+        if self._private is None:
+            return Choice(LIBRARY, "nothing is prepared yet: Prepare(), or a blocking call of some size")
+        return self._private.choice.choose(call, nbytes)
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        if largest(recvbuf) < self._floors["allreduce"] or not self._allreduce(sendbuf, recvbuf, op):
+            MPI.Comm.Allreduce(self, sendbuf, recvbuf, op)
+
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
+        mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
+        if largest(mine) < self._floors["reduce"] or not self._reduce(sendbuf, recvbuf, op, root):
+            MPI.Comm.Reduce(self, sendbuf, recvbuf, op, root)
+
+    def Bcast(self, buf: Any, root: int = 0) -> None:
+        if largest(buf) < self._floors["bcast"] or not self._bcast(buf, root):
+            MPI.Comm.Bcast(self, buf, root)
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+        if largest(recvbuf) < self._floors["allgather"] or not self._allgather(sendbuf, recvbuf):
+            MPI.Comm.Allgather(self, sendbuf, recvbuf)
+
+    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
+        if largest(mine) < self._floors["reduce_scatter"] or not self._reduce_scatter(sendbuf, recvbuf, op):
+            MPI.Comm.Reduce_scatter_block(self, sendbuf, recvbuf, op)
+
+    def Barrier(self) -> None:
+        way = self._way("barrier", 0) if self._floors["barrier"] <= 0 else None
+        if way is None:
+            MPI.Comm.Barrier(self)
+        else:
+            calls.barrier(way[0])
+
+    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> MPI.Request:
+        found = self._reduction("allreduce", sendbuf, recvbuf, op, NONBLOCKING_FLOOR)
+        if found is None:
+            return MPI.Comm.Iallreduce(self, sendbuf, recvbuf, op)
+        (link, algorithm), source, result, known = found
+        started = calls.iallreduce(link, source, result.array, known, algorithm=algorithm)
+        return self._moved(started, (sendbuf, recvbuf), result)
+
+    def Ibcast(self, buf: Any, root: int = 0) -> MPI.Request:
+        found = self._data(buf, root, NONBLOCKING_FLOOR)
+        if found is None:
+            return MPI.Comm.Ibcast(self, buf, root)
+        (link, algorithm), data = found
+        return self._moved(calls.ibroadcast(link, data.array, root, algorithm=algorithm), buf, data)
+
+    def Free(self) -> None:
+        """Give back the private duplicate, then the communicator; collective."""
+        if self._private is not None and not self._private.link.freed:
+            self.Delete_attr(keyval())
+        self._forget()
+        MPI.Comm.Free(self)
+
+    def Disconnect(self) -> None:
+        """As `Free`, once all pending communication is over; collective."""
+        if self._private is not None and not self._private.link.freed:
+            self.Delete_attr(keyval())
+        self._forget()
+        MPI.Comm.Disconnect(self)
+
+    def _allreduce(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
+        """Whether it was done our way; so are the next ones. What is not understood is mpi4py's, with its errors."""
+        found = self._reduction("allreduce", sendbuf, recvbuf, op)
+        if found is None:
+            return False
+        (link, algorithm), source, result, known = found
+        at_once = self._own.stage(result.array.dtype) if algorithm == "two-step" and known is SUM else None
+        if at_once is not None and result.array.size:
+            at_once(result.array if source is IN_PLACE else source, result.array)
+        else:
+            calls.allreduce(link, source, result.array, known, algorithm=algorithm)
+        result.put_back()
+        return True
+
+    def _reduction(self, call: str, sendbuf: Any, recvbuf: Any, op: Any, least: int = 0) -> Reduction | None:
+        """What an all-reduce takes, if it is one for us."""
+        known = _op(op) if largest(recvbuf) >= max(least, self._floors[call]) else None
+        result = numbers(recvbuf) if known is not None else None
+        way = self._way(call, result.array.nbytes, least) if result is not None else None
+        if known is None or result is None or way is None:
+            return None
+        source = result if sendbuf is MPI.IN_PLACE else numbers(sendbuf)
+        if source is None or not _fits(source.array.dtype, source.array.size, result, known):
+            return None
+        return way, _source(source, result), result, known
+
+    def _reduce(self, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> bool:
+        known, source = _op(op), numbers(recvbuf if sendbuf is MPI.IN_PLACE else sendbuf)
+        way = self._way("reduce", source.array.nbytes) if known is not None and source is not None else None
+        if way is None or known is None or source is None or not 0 <= root < way[0].size:
+            return False
+        link, algorithm = way
+        if link.rank != root:
+            if sendbuf is MPI.IN_PLACE or not _ordered(source.array.dtype, known):
+                return False
+            calls.reduce(link, source.array, None, known, root, algorithm=algorithm)
+            return True
+        result = source if sendbuf is MPI.IN_PLACE else numbers(recvbuf)
+        if result is None or not _fits(source.array.dtype, source.array.size, result, known):
+            return False
+        calls.reduce(link, _source(source, result), result.array, known, root, algorithm=algorithm)
+        result.put_back()
+        return True
+
+    def _bcast(self, buf: Any, root: int) -> bool:
+        found = self._data(buf, root)
+        if found is None:
+            return False
+        (link, algorithm), data = found
+        calls.broadcast(link, data.array, root, algorithm=algorithm)
+        data.put_back()
+        return True
+
+    def _data(self, buf: Any, root: int, least: int = 0) -> tuple[tuple[MpiComm, str], Memory] | None:
+        """What a broadcast takes, if it is one for us."""
+        data = payload(buf) if largest(buf) >= max(least, self._floors["bcast"]) else None
+        way = self._way("bcast", data.array.nbytes, least) if data is not None else None
+        if data is None or way is None or not 0 <= root < way[0].size:
+            return None
+        if way[0].rank == root:
+            # What goes round may come back to the root: not into memory that must not be written.
+            return way, Memory(data.array if data.array.flags.writeable else data.array.copy())
+        return (way, data) if data.array.flags.writeable else None
+
+    def _allgather(self, sendbuf: Any, recvbuf: Any) -> bool:
+        result = payload(recvbuf, self.Get_size())
+        way = self._way("allgather", result.array.nbytes) if result is not None else None
+        if result is None or way is None or not result.array.flags.writeable:
+            return False
+        link, share = way[0], result.array.size // way[0].size
+        own = result.array[link.rank * share : (link.rank + 1) * share]
+        block = Memory(own.copy()) if sendbuf is MPI.IN_PLACE else payload(sendbuf)
+        if block is None or block.array.size != share:
+            return False
+        calls.allgather(link, _apart(block.array, result.array), result.array)
+        result.put_back()
+        return True
+
+    def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
+        known, in_place = _op(op), sendbuf is MPI.IN_PLACE
+        source = numbers(recvbuf if in_place else sendbuf, self.Get_size())
+        way = self._way("reduce_scatter", source.array.nbytes) if known is not None and source is not None else None
+        if way is None or known is None or source is None:
+            return False
+        share = source.array.size // way[0].size
+        result = Memory(source.array[:share]) if in_place else numbers(recvbuf)
+        if result is None or not _fits(source.array.dtype, share, result, known):
+            return False
+        calls.reduce_scatter(way[0], _apart(source.array, result.array), result.array, known)
+        (source if in_place else result).put_back()
+        return True
+
+    def _way(self, call: str, nbytes: int, least: int = 0) -> tuple[MpiComm, str] | None:
+        """Our own communicator and the algorithm, or None for the library; ``least`` bytes are those of a request."""
+        if self._private is None:
+            if least or nbytes < FLOOR or self.Get_size() == 1:
+                return None
+            self.Prepare()
+        if self._own.link.freed:
+            raise CommError("comm: got a Communicator whose handle was freed by somebody else, wanted one in use")
+        if least and (nbytes < least or not _threads()):
+            return None
+        algorithm = self._own.choice.algorithm(call, nbytes)
+        return None if algorithm == LIBRARY else (self._own.link, algorithm)
+
+    @property
+    def _own(self) -> Private:
+        assert self._private is not None
+        return self._private
+
+    def _moved(self, started: Started, buffers: Any, result: Memory) -> MPI.Request:
+        return moved(started, self._own.moving, buffers, result.put_back)
+
+    def _forget(self) -> None:
+        self._private, self._floors = None, _FLOORS
+
+
+def _op(op: Any) -> Op | None:
+    """Ours of the same name."""
+    for theirs, ours in ((MPI.SUM, SUM), (MPI.MAX, MAX), (MPI.MIN, MIN), (MPI.PROD, PROD)):
+        if op is theirs or op == theirs:
+            return ours
+    return None
+
+
+def _fits(dtype: np.dtype, size: int, result: Memory, op: Op) -> bool:
+    """What MPI and our algorithms both take."""
+    array = result.array
+    return bool(array.size == size and array.dtype == dtype and array.flags.writeable and _ordered(dtype, op))
+
+
+def _ordered(dtype: np.dtype, op: Op) -> bool:
+    return op is SUM or dtype.kind != "c" or op is PROD
+
+
+def _source(source: Memory, result: Memory) -> Any:
+    """What our reductions take: an array that does not overlap the result."""
+    if source is result:
+        return IN_PLACE
+    if not np.may_share_memory(source.array, result.array):
+        return source.array
+    return IN_PLACE if source.array.ctypes.data == result.array.ctypes.data else source.array.copy()
+
+
+def _apart(array: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return array.copy() if np.may_share_memory(array, other) else array
+
+
+def _threads() -> bool:
+    """Whether a thread may move requests on while the program does something else."""
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)

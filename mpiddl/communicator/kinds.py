@@ -1,0 +1,114 @@
+"""Communicators with faster collectives, one class for each of mpi4py's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from mpi4py import MPI
+
+from mpiddl.communicator.faster import Faster
+from mpiddl.communicator.private import Always, Private
+
+
+class _Making(Faster):
+    """What makes communicators makes such."""
+
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        return self._like(MPI.Comm.Split(self, color, key))
+
+    def Split_type(self, split_type: int, key: int = 0, info: Any = MPI.INFO_NULL) -> Any:
+        return self._like(MPI.Comm.Split_type(self, split_type, key, info))
+
+    def Create(self, group: Any) -> Any:
+        return self._like(MPI.Comm.Create(self, group))
+
+    def Create_group(self, group: Any, tag: int = 0) -> Any:
+        return self._like(MPI.Intracomm.Create_group(self, group, tag))
+
+    def Create_cart(self, *args: Any, **options: Any) -> Any:
+        return self._like(MPI.Intracomm.Create_cart(self, *args, **options), CartCommunicator)
+
+    def Create_graph(self, *args: Any, **options: Any) -> Any:
+        return self._like(MPI.Intracomm.Create_graph(self, *args, **options), GraphCommunicator)
+
+    def Create_dist_graph(self, *args: Any, **options: Any) -> Any:
+        return self._like(MPI.Intracomm.Create_dist_graph(self, *args, **options), DistGraphCommunicator)
+
+    def Create_dist_graph_adjacent(self, *args: Any, **options: Any) -> Any:
+        return self._like(MPI.Intracomm.Create_dist_graph_adjacent(self, *args, **options), DistGraphCommunicator)
+
+    def __reduce__(self) -> Any:
+        """As mpi4py: only what is known by name can be pickled. Nothing is prepared when it is read."""
+        for name in ("COMM_WORLD", "COMM_SELF"):
+            if getattr(MPI, name) is self:  # a program may have put ours in the place of MPI's
+                return _named, (name,)
+        _, arguments = cast(tuple[Any, tuple[Any, ...]], MPI.Comm.__reduce__(self))
+        return _unprepared, (type(self), *arguments)
+
+    def _like(self, comm: Any, kind: Any = None) -> Any:
+        """A communicator made from this one, as one of ours."""
+        made = (kind or Communicator).__new__(kind or Communicator, comm)
+        made._table = self._table
+        return made
+
+
+class Communicator(_Making, MPI.Intracomm):
+    """An ``MPI.Intracomm`` whose collectives of buffers are faster; see the module's text.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        Its handle is used as it is, and is freed by ``Free`` of either.
+    table : path, optional
+        Measurements of ``mpiddl tune``; by default those of MPIDDL_TUNE, or of ~/.config/mpiddl/tune.toml.
+
+    Raises
+    ------
+    TypeError
+        ``comm`` is an inter-communicator.
+
+    Communication
+    -------------
+    Making one is collective over ``comm``: a duplication, two broadcasts and four splits.
+    """
+
+    def __new__(cls, comm: Any = None, table: str | Path | None = None) -> Communicator:
+        return MPI.Intracomm.__new__(cls, comm)
+
+    def __init__(self, comm: Any = None, table: str | Path | None = None):
+        if table is not None:
+            self._table = Path(table)
+        if self != MPI.COMM_NULL and self.Get_size() > 1:
+            self.Prepare()
+
+
+class CartCommunicator(_Making, MPI.Cartcomm):
+    """A `Communicator` with a Cartesian topology."""
+
+    def Sub(self, remain_dims: Any) -> Any:
+        return self._like(MPI.Cartcomm.Sub(self, remain_dims), CartCommunicator)
+
+
+class GraphCommunicator(_Making, MPI.Graphcomm):
+    """A `Communicator` with a graph topology."""
+
+
+class DistGraphCommunicator(_Making, MPI.Distgraphcomm):
+    """A `Communicator` with a distributed graph topology."""
+
+
+def _unprepared(kind: Any, comm: Any) -> Any:
+    return kind.__new__(kind, comm)
+
+
+def _named(name: str) -> Any:
+    return getattr(MPI, name)
+
+
+def always(link: Any, algorithm: str) -> Communicator:
+    """A communicator on ``link``, one of ours, that takes one algorithm whatever the size: for measuring. Local."""
+    made = Communicator.__new__(Communicator, link.raw)
+    made._private = Private(link, Always(algorithm))
+    made._floors = made._private.floors
+    return made

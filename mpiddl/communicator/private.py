@@ -1,0 +1,82 @@
+"""What mpiddl keeps with a handle of the user's: a communicator of its own on the same ranks, and who chooses algorithms."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiddl.collectives.allreduce_staged import Stage, fits, stage
+from mpiddl.communicator.request import Moving
+from mpiddl.transport.base import SUM
+from mpiddl.transport.mpi import MpiComm
+from mpiddl.tuning import chooser
+from mpiddl.tuning.place import table_path
+from mpiddl.tuning.rule import CANDIDATES
+
+
+class Always:
+    """Chooses one algorithm whatever the size; for measuring."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def algorithm(self, call: str, nbytes: int) -> str:
+        return self.name
+
+    def floor(self, call: str) -> float:
+        return 0.0
+
+
+class Private:
+    """Kept as an attribute of the handle, so that it goes with it, whoever frees it.
+
+    ``floors``: for each call the bytes below which it is the library's.
+    """
+
+    def __init__(self, link: MpiComm, choice: Any):
+        self.link, self.choice, self.moving = link, choice, Moving()
+        self._stages: dict[Any, Stage | None] = {}
+        self.floors = {call: choice.floor(call) for call in CANDIDATES}
+
+    def stage(self, dtype: np.dtype) -> Stage | None:
+        """What sums arrays of one node at once, if that can be; collective at the first time for each dtype."""
+        if dtype.char not in self._stages:
+            found = stage(self.link, dtype) if fits(self.link, dtype, SUM) else None
+            self._stages[dtype.char] = found if found is not None and not found.alone else None
+        return None if self.link.started else self._stages[dtype.char]
+
+    def close(self) -> None:
+        """Collective."""
+        self.floors.update(dict.fromkeys(self.floors, 0.0))  # whoever still has the handle then takes a closer look
+        self.moving.stop()
+        if not self.link.freed:
+            self.link.Free()
+
+
+@cache
+def keyval() -> int:
+    """Of the attribute; it is not copied to duplicates."""
+    return MPI.Comm.Create_keyval(delete_fn=lambda comm, key, private: private.close())
+
+
+def private_of(comm: Any, table: Path | None) -> Private:
+    """What is kept with ``comm``, made if there is none.
+
+    Communication
+    -------------
+    Collective: at the first time a duplication, two broadcasts and four splits.
+    """
+    found = comm.Get_attr(keyval())
+    if found is None:
+        link = MpiComm(MPI.Intracomm(comm).Dup(), ends_jobs=False)
+        found = Private(link, chooser(link, table or table_path(os.environ)))
+        comm.Set_attr(keyval(), found)
+        if link.rank == 0 and "(table" in found.choice.source:
+            warnings.warn(f"mpiddl: {found.choice.source}", stacklevel=4)
+    return found

@@ -1,0 +1,10 @@
+"""Which algorithm for which size: measured once on a cluster and kept in a table, or by a rule.
+
+`rule` is what is known without measuring, `measure` makes a `table`, `choice` asks both; `fit` is the cost model that
+predictions come from.
+"""
+
+from mpiddl.tuning.choice import Choice, Chooser, chooser
+from mpiddl.tuning.table import Entry, Place, Table, read_table, write_table
+
+__all__ = ["Choice", "Chooser", "Entry", "Place", "Table", "chooser", "read_table", "write_table"]

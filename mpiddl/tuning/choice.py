@@ -1,0 +1,153 @@
+"""The choice of an algorithm: by the table if it is of this place, else by the rule; the same on every rank."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from math import exp, log
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpiddl.errors import MpiddlError
+from mpiddl.topology import Topology, neighbours
+from mpiddl.tuning import rule
+from mpiddl.tuning.fit import fit
+from mpiddl.tuning.place import place_of
+from mpiddl.tuning.rule import LIBRARY
+from mpiddl.tuning.table import Entry, Place, Table, read_table
+
+Steps = tuple[tuple[int, str], ...]
+
+
+class Choice(NamedTuple):
+    """What was chosen and why; seconds ``measured`` (between the sizes that were) and ``predicted`` by alpha and beta, or
+    None where nothing was measured."""
+
+    algorithm: str
+    why: str
+    measured: float | None = None
+    predicted: float | None = None
+
+    def __str__(self) -> str:
+        if self.measured is None or self.predicted is None:
+            return f"{self.algorithm}: {self.why}"
+        return f"{self.algorithm}: {self.why}; predicted {_time(self.predicted)}, measured {_time(self.measured)}"
+
+
+class Chooser:
+    """Chooses for one communicator; made by `chooser`.
+
+    Attributes
+    ----------
+    place : Place
+    source : str
+        Where the figures come from: a file, or "the built-in rule", and why not a file.
+    """
+
+    def __init__(self, topology: Topology, place: Place, table: Table, source: str):
+        self.topology, self.place, self.source = topology, place, source
+        self._entries = {call: table.find(place, call) for call in rule.CANDIDATES}
+        self._steps = {call: self._find_steps(call) for call in rule.CANDIDATES}
+        self._begins = {call: [begin for begin, _ in steps] for call, steps in self._steps.items()}
+
+    def algorithm(self, call: str, nbytes: int) -> str:
+        """For a message of ``nbytes`` in all: what is reduced or broadcast; of an all-gather, what is received."""
+        return self._steps[call][bisect_right(self._begins[call], nbytes) - 1][1]
+
+    def floor(self, call: str) -> float:
+        """Up to this many bytes it is the library; infinity where it always is."""
+        return next((begin for begin, name in self._steps[call] if name != LIBRARY), float("inf"))
+
+    def steps(self, call: str) -> Steps:
+        """From how many bytes on which algorithm, ascending from 0."""
+        return self._steps[call]
+
+    def choose(self, call: str, nbytes: int) -> Choice:
+        """The same as `algorithm`, with reasons."""
+        name, entry = self.algorithm(call, nbytes), self._entries[call]
+        if entry is None:
+            return Choice(name, f"{self.source}, {self.topology}")
+        measured, line = between(entry, name, nbytes), fit(entry.sizes, entry.seconds[name])
+        return Choice(name, self.source, measured, line(nbytes))
+
+    def _find_steps(self, call: str) -> Steps:
+        entry = self._entries[call]
+        if self.topology.size == 1:
+            return ((0, LIBRARY),)
+        if entry is None:
+            return merged(((0, LIBRARY), *rule.steps(self.topology, call)))
+        return merged(tuple(_crossings(entry)))
+
+
+def chooser(comm: Any, path: Path | None) -> Chooser:
+    """Who chooses for ``comm``, from the table in ``path`` if there is one that fits.
+
+    A table that is damaged, or of another place, is not used; `Chooser.source` says so.
+
+    Communication
+    -------------
+    Collective: a broadcast, at the first time on ``comm`` its neighbours.
+    """
+    topology = neighbours(comm).topology
+    place = comm.bcast(place_of(comm, topology) if comm.rank == 0 else None)
+    table, source = comm.bcast(_read(path, place) if comm.rank == 0 else None)
+    return Chooser(topology, place, table, source)
+
+
+def between(entry: Entry, name: str, nbytes: int) -> float:
+    """Seconds of an algorithm at a size that need not have been measured: straight lines between logarithms."""
+    sizes, seconds = entry.sizes, entry.seconds[name]
+    right = min(bisect_right(sizes, nbytes), len(sizes) - 1)
+    left = max(right - 1, 0)
+    if sizes[right] == sizes[left] or sizes[left] == 0 or nbytes <= sizes[0]:
+        return seconds[0] if nbytes <= sizes[0] else seconds[right] * nbytes / max(sizes[right], 1)
+    if nbytes >= sizes[-1]:
+        return seconds[-1] * nbytes / sizes[-1]
+    share = log(nbytes / sizes[left]) / log(sizes[right] / sizes[left])
+    return exp((1 - share) * log(seconds[left]) + share * log(seconds[right]))
+
+
+def merged(steps: Steps) -> Steps:
+    """Without steps that change nothing.
+
+    Examples
+    --------
+    >>> merged(((0, "library"), (64, "library"), (128, "ring"), (256, "ring")))
+    ((0, 'library'), (128, 'ring'))
+    """
+    return tuple(step for index, step in enumerate(steps) if not index or step[1] != steps[index - 1][1])
+
+
+def _crossings(entry: Entry) -> list[tuple[int, str]]:
+    """Where the fastest algorithm changes, by `between`."""
+    best, found = entry.best, [(0, entry.best[0])]
+    for index in range(1, len(best)):
+        if best[index] != best[index - 1]:
+            low, high = max(1, entry.sizes[index - 1]), entry.sizes[index]
+            while high - low > max(1, low // 64):
+                middle = (low + high) // 2
+                sooner = between(entry, best[index], middle) < between(entry, best[index - 1], middle)
+                low, high = (low, middle) if sooner else (middle, high)
+            found.append((high, best[index]))
+    return found
+
+
+def _read(path: Path | None, place: Place) -> tuple[Table, str]:
+    """The table if it is of this place, and where figures come from. On one rank."""
+    if path is None or not path.exists():
+        return Table(), "the built-in rule" + (f" (there is no table {path}: mpiddl tune makes one)" if path else "")
+    try:
+        table = read_table(path)
+    except MpiddlError as error:
+        return Table(), f"the built-in rule ({error})"
+    if any(entry.place == place for entry in table.entries):
+        return table, f"measured, {path}"
+    nearest = table.nearest(place)
+    of = f"has {place.differs(nearest)}" if nearest else "is empty"
+    return Table(), f"the built-in rule (table {path} {of}: mpiddl tune adds this place)"
+
+
+def _time(seconds: float) -> str:
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

@@ -1,0 +1,43 @@
+"""What is known without measuring here: figures of docs/tuning.md, of 2 to 8 ranks on one to four nodes."""
+
+from __future__ import annotations
+
+from mpiddl.topology import Topology
+
+LIBRARY = "library"
+
+CANDIDATES: dict[str, tuple[str, ...]] = {
+    "allreduce": (LIBRARY, "two-step", "two-step-leader", "ring", "doubling"),
+    "reduce": (LIBRARY, "scatter", "binomial"),
+    "bcast": (LIBRARY, "chain", "scatter", "binomial"),
+    "allgather": (LIBRARY, "ring"),
+    "reduce_scatter": (LIBRARY, "ring"),
+    "barrier": (LIBRARY, "dissemination"),
+}
+"""Of each call; the library's own algorithm is always one."""
+
+FEW = 4
+"""Ranks up to which a node's arrays are summed at once (`allreduce_staged`)."""
+
+Steps = tuple[tuple[int, str], ...]
+
+ONE_NODE: dict[str, Steps] = {"allreduce": ((12 << 10, "two-step"),)}
+"""From so many bytes on, this; below the first, and where nothing stands, the library."""
+
+ONE_LARGE_NODE: dict[str, Steps] = {"allreduce": ((256 << 10, "two-step"),)}
+
+ACROSS: dict[str, Steps] = {"allreduce": ((256 << 10, "two-step"),)}
+
+
+def steps(topology: Topology, call: str) -> Steps:
+    """From how many bytes on which algorithm, ascending."""
+    if topology.size == 1:
+        return ()
+    known = ACROSS if len(topology.nodes) > 1 else ONE_NODE if topology.size <= FEW else ONE_LARGE_NODE
+    return known.get(call, ())
+
+
+def candidates(topology: Topology, call: str) -> tuple[str, ...]:
+    """What may be taken on such a cluster."""
+    names = CANDIDATES[call]
+    return names if len(topology.nodes) > 1 else tuple(name for name in names if name != "two-step-leader")
