@@ -1,0 +1,263 @@
+"""`mpiddl.Communicator`: mpi4py's semantics with our algorithms underneath, whatever is given to it."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from array import array
+
+import numpy as np
+import pytest
+
+from mpiddl.errors import CommError
+from mpiddl.transport.start import load_mpi
+
+EVERY = ("allreduce", "reduce", "bcast", "allgather", "reduce_scatter", "barrier")
+ALGORITHMS = {"two-step": "two-step", "ring": "ring", "doubling": "doubling", "library": "library"}
+OTHERS = {"reduce": "scatter", "bcast": "chain", "allgather": "ring", "reduce_scatter": "ring", "barrier": "dissemination"}
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def forced(comm, monkeypatch):
+    """Communicators that take our algorithms whatever the size; freed afterwards."""
+    from mpiddl.communicator import Communicator, faster
+    from mpiddl.tuning import choice
+
+    made = []
+
+    def make(name="two-step", raw=None):
+        taken = {"allreduce": name, **(OTHERS if name != "library" else dict.fromkeys(OTHERS, "library"))}
+        monkeypatch.setattr(choice.rule, "steps", lambda topology, call: ((0, taken[call]),))
+        monkeypatch.setattr(faster, "FLOOR", 0)
+        monkeypatch.setattr(faster, "NONBLOCKING_FLOOR", 1)
+        monkeypatch.setattr(faster.Faster, "_floors", dict.fromkeys(EVERY, 0.0))
+        made.append(Communicator((comm if raw is None else raw).Dup()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one != load_mpi().COMM_NULL:
+            one.Free()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("dtype", ["f", "d", "i", "q", "F", "B"])
+@pytest.mark.parametrize("n", [0, 1, 7, 1000])
+def test_sums_are_the_librarys(comm, forced, name, dtype, n):
+    ours = forced(name)
+    source = (np.arange(n) % 5 + comm.rank).astype(dtype)
+    wanted, found = np.zeros(n, dtype), np.zeros(n, dtype)
+    comm.Allreduce(source, wanted)
+    ours.Allreduce(source, found)
+    np.testing.assert_array_equal(found, wanted)
+    found[:] = source
+    ours.Allreduce(load_mpi().IN_PLACE, found)
+    np.testing.assert_array_equal(found, wanted)
+    root, found = comm.size - 1, np.zeros(n, dtype)
+    ours.Reduce(source, found if comm.rank == root else None, root=root)
+    assert comm.rank != root or (found == wanted).all()
+
+
+@pytest.mark.parametrize("op", ["MAX", "MIN", "PROD", "BOR", "LAND", "MAXLOC"])
+def test_operations_that_are_not_ours_are_the_librarys(comm, forced, op):
+    MPI = load_mpi()
+    ours, kind = forced(), MPI.INT_INT if op == "MAXLOC" else MPI.INT
+    source = np.array([3, 1, 2, 0], np.int32) + comm.rank
+    wanted, found = np.zeros_like(source), np.zeros_like(source)
+    comm.Allreduce([source, kind], [wanted, kind], getattr(MPI, op))
+    ours.Allreduce([source, kind], [found, kind], getattr(MPI, op))
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_however_a_message_is_written(comm, forced):
+    MPI = load_mpi()
+    ours, total = forced(), comm.size * (comm.size + 1) / 2
+    source = np.full(4, comm.rank + 1.0)
+    room = np.zeros(8)
+    for spec, where in (
+        (room[:4], slice(0, 4)), ([room, 4], slice(0, 4)), ([room, 4, MPI.DOUBLE], slice(0, 4)), ([room, (4, 2)], slice(2, 6)),
+        ([room, (4, 3), "d"], slice(3, 7)), ((room, 4, 4, MPI.DOUBLE), slice(4, 8)),
+        ([room.view(np.uint8), 4, MPI.DOUBLE], slice(0, 4)),
+        (room.reshape(2, 4)[1], slice(4, 8)), (np.asfortranarray(room.reshape(2, 4))[:, :0], slice(0, 0)),
+    ):  # fmt: skip
+        room[:] = 0
+        ours.Allreduce([source, MPI.DOUBLE] if where.stop > where.start else source[:0], spec)
+        assert (room[where] == total).all() and room.sum() == total * (where.stop - where.start)
+    plain = array("d", [0.0] * 4)
+    ours.Allreduce(array("d", source), plain)
+    assert list(plain) == [total] * 4
+    odd = np.zeros(33, np.uint8)[1:]  # off its boundary
+    ours.Allreduce(source, [odd, MPI.DOUBLE])
+    assert (odd.copy().view(float) == total).all()
+
+
+def test_ranks_may_lay_out_a_message_differently(comm, forced):
+    MPI = load_mpi()
+    ours, root = forced(), 0
+    column = MPI.DOUBLE.Create_vector(5, 1, 3).Commit()
+    grid = np.zeros((5, 3))
+    values = np.arange(5.0) + 1
+    if comm.rank == root:
+        ours.Bcast([values, MPI.DOUBLE], root)
+    else:
+        ours.Bcast([grid, 1, column], root)
+        assert (grid[:, 0] == values).all() and not grid[:, 1:].any()
+    everybody = np.zeros((comm.size, 5))
+    grid[:, 0] = values + comm.rank
+    ours.Allgather([grid, 1, column] if comm.rank % 2 else values + comm.rank, everybody)
+    assert (everybody == values + np.arange(comm.size)[:, None]).all()
+    column.Free()
+
+
+def test_in_place_gathers_and_scatters(comm, forced):
+    MPI = load_mpi()
+    ours = forced()
+    everybody = np.zeros((comm.size, 3), np.int64)
+    everybody[comm.rank] = comm.rank + 1
+    ours.Allgather(MPI.IN_PLACE, everybody)
+    assert (everybody == np.arange(1, comm.size + 1)[:, None]).all()
+    data = np.arange(2.0 * comm.size)
+    part = np.zeros(2)
+    ours.Reduce_scatter_block(data, part)
+    assert (part == comm.size * data[2 * comm.rank : 2 * comm.rank + 2]).all()
+    ours.Reduce_scatter_block(MPI.IN_PLACE, data)
+    assert (data[:2] == part).all()
+    ours.Barrier()
+
+
+@pytest.mark.parametrize("wrong", ["sizes", "stride", "read-only", "root", "text"])
+def test_errors_are_mpi4pys(comm, forced, wrong):
+    MPI = load_mpi()
+    source, result = np.ones(4), np.zeros(4)
+    frozen = np.zeros(4)
+    frozen.flags.writeable = False
+    calls = {
+        "sizes": lambda comm: comm.Allreduce(source, result[:3]),
+        "stride": lambda comm: comm.Allreduce(source, np.zeros(8)[::2]),
+        "read-only": lambda comm: comm.Allreduce(source, frozen),
+        "root": lambda comm: comm.Bcast(source, comm.size),
+        "text": lambda comm: comm.Allreduce(source, "four"),
+    }
+    with pytest.raises(Exception) as theirs:
+        calls[wrong](MPI.Intracomm(comm))
+    with pytest.raises(type(theirs.value)) as found:
+        calls[wrong](forced())
+    assert _text(found.value) == _text(theirs.value)
+
+
+def _text(error):
+    """Without handles."""
+    return re.sub(r"0x[0-9a-f]+", "", str(error))
+
+
+@pytest.mark.parametrize("way", ["Wait", "Test", "Waitall", "wait", "Waitany"])
+def test_requests_mix_with_the_librarys(comm, forced, way):
+    MPI = load_mpi()
+    ours = forced("ring")
+    source, total, cast = np.full(5000, comm.rank + 1.0), np.zeros(5000), np.full(3000, float(comm.rank))
+    there, here = (comm.rank + 1) % comm.size, np.zeros(1)
+    requests = [ours.Iallreduce(source, total), ours.Ibcast(cast, 0), comm.Irecv(here, MPI.ANY_SOURCE, 5),
+                comm.Isend(np.array([7.0]), there, 5)]
+    if way == "Waitall":
+        MPI.Request.Waitall(requests)
+    elif way == "Waitany":
+        for _ in requests:
+            MPI.Request.Waitany(requests)
+    elif way == "Test":
+        while sum(request == MPI.REQUEST_NULL or request.Test() for request in requests) < len(requests):
+            pass
+    else:
+        for request in requests:
+            getattr(request, way)()
+    assert (total == comm.size * (comm.size + 1) / 2).all() and not cast.any() and here[0] == 7
+    assert all(request == MPI.REQUEST_NULL for request in requests)
+
+
+def test_what_comes_from_one_is_one(comm, forced):
+    from mpiddl.communicator import CartCommunicator, Communicator
+
+    MPI = load_mpi()
+    ours = forced()
+    group = ours.Get_group()
+    some = [ours.Dup(), ours.Split(comm.rank % 2), ours.Create(group), ours.Create_group(group), ours.Clone(),
+            ours.Split_type(MPI.COMM_TYPE_SHARED)]
+    for one in some:
+        assert type(one) is Communicator
+        x = np.ones(100)
+        one.Allreduce(MPI.IN_PLACE, x)
+        assert x[0] == one.size
+        one.Free()
+        assert one == MPI.COMM_NULL
+    cart = ours.Create_cart([comm.size])
+    assert type(cart) is CartCommunicator and cart.Get_coords(comm.rank) == [comm.rank]
+    line = cart.Sub([True])
+    assert type(line) is CartCommunicator
+    line.Free()
+    cart.Free()
+    group.Free()
+    assert ours.Split(MPI.UNDEFINED) == MPI.COMM_NULL
+
+
+def test_a_handle_freed_by_somebody_else_is_said(comm, forced):
+    from mpiddl.communicator import Communicator
+
+    forced()
+    handle = comm.Dup()
+    ours, other = Communicator(handle), Communicator(handle)
+    x = np.ones(10)
+    ours.Allreduce(load_mpi().IN_PLACE, x)
+    assert ours._private is other._private
+    handle.Free()
+    if comm.size > 1:
+        with pytest.raises(CommError, match="freed by somebody else"):
+            ours.Allreduce(load_mpi().IN_PLACE, x)
+        with pytest.raises(CommError, match="freed by somebody else"):
+            other.Bcast(x)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_inter_communicator_is_refused_as_mpi4py_does(comm, forced):
+    from mpiddl.communicator import Communicator
+
+    half = comm.Split(comm.rank == 0)
+    between = half.Create_intercomm(0, comm, 1 if comm.rank == 0 else 0)
+    with pytest.raises(TypeError, match="intracommunicator"):
+        Communicator(between)
+    between.Free()
+    half.Free()
+
+
+def test_why(comm, forced):
+    from mpiddl.communicator import Communicator
+
+    ours = forced("ring")
+    told = ours.why("allreduce", 1 << 20)
+    if comm.size > 1:
+        assert told.algorithm == "ring" and "built-in rule" in str(told)
+    with pytest.raises(ValueError, match="call: got 'sum', wanted one of allreduce"):
+        ours.why("sum", 1)
+    late = ours.Dup()
+    assert type(late) is Communicator and "Prepare" in str(late.why("bcast", 8))
+    late.Prepare()
+    assert "Prepare" not in str(late.why("bcast", 8)) or comm.size == 1
+    late.Free()
+
+
+def test_without_threads_requests_are_the_librarys(comm, forced, monkeypatch):
+    from mpiddl.communicator import faster
+    from mpiddl.communicator.request import CollectiveRequest
+
+    ours, x = forced(), np.ones(1000)
+    monkeypatch.setattr(faster, "_threads", lambda: False)
+    request = ours.Iallreduce(load_mpi().IN_PLACE, x)
+    assert not isinstance(request, CollectiveRequest)
+    request.Wait()
+    assert x[0] == comm.size
+
+
+def test_only_named_ones_are_pickled(comm, forced):
+    ours = forced()
+    with pytest.raises(ValueError, match="cannot serialize"):
+        pickle.dumps(ours)

@@ -1,0 +1,41 @@
+"""mpi4py's own tests, of the release that is installed, with `Communicator` in the place of COMM_WORLD and COMM_SELF."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "programs" / "mpi4py_tests.py"
+MODULES = ("test_cco_buf", "test_cco_nb_buf", "test_cco_vec", "test_cco_obj", "test_p2p_buf", "test_comm")
+LEAST = 390
+"""Tests that there are in them."""
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    """The folder of mpi4py's tests."""
+    folder, release = tmp_path_factory.mktemp("mpi4py"), version("mpi4py")
+    words = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "mpi4py", f"mpi4py=={release}"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    archives = list(folder.glob("mpi4py-*.tar.gz"))
+    if not archives:
+        pytest.skip(f"mpi4py {release}'s sources cannot be had: {done.stderr.strip().splitlines()[-1:]}")
+    with tarfile.open(archives[0]) as archive:
+        archive.extractall(folder, filter="data")
+    return next(folder.glob("mpi4py-*/test"))
+
+
+@pytest.mark.limit(150)
+@pytest.mark.parametrize(("ranks", "forced"), [(1, "rule"), (2, "rule"), (3, "rule"), (4, "rule"), (2, "two-step"), (3, "ring"),
+                                               (3, "two-step"), (4, "doubling")])  # fmt: skip
+def test_mpi4py_cannot_tell(mpirun, suite, ranks, forced):
+    done = mpirun(ranks, sys.executable, PROGRAM, suite, forced, *MODULES)
+    told = dict(re.findall(r"rank (\d+): (\d+ tests, \d+ failed)", done.stdout))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(told) == ranks and all(int(words.split()[0]) >= LEAST and words.endswith(" 0 failed") for words in told.values())

@@ -1,0 +1,164 @@
+"""Which algorithm for which size: the table, the rule, and who is asked."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from mpiddl.errors import DataError, UsageError
+from mpiddl.topology import Topology
+from mpiddl.transport import virtual
+from mpiddl.tuning import Chooser, Entry, Place, Table, chooser, read_table, write_table
+from mpiddl.tuning.choice import between
+from mpiddl.tuning.fit import fit
+from mpiddl.tuning.place import cluster_name, processor_name, table_path
+from mpiddl.tuning.rule import CANDIDATES, candidates
+from mpiddl.tuning.table import node_map, text_of
+
+HERE = Place("nodes", 'a "fast" one', "Open MPI v5.0.11", "2+2")
+TWO_NODES = Topology([0, 0, 2, 2])
+
+
+def entry(call="allreduce", place=HERE, **seconds):
+    return Entry(place, call, (1000, 10_000, 100_000), seconds or {
+        "library": (1e-6, 1e-5, 1e-4), "ring": (5e-6, 6e-6, 2e-4), "two-step": (9e-6, 9e-6, 5e-5)})
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path):
+    table = Table((entry(), entry("bcast", library=(1e-6, 2e-6, 3e-6), chain=(1e-6, 1e-6, 1e-6))))
+    path = tmp_path / "new" / "tune.toml"
+    write_table(path, table)
+    assert read_table(path) == table
+    assert [file.name for file in path.parent.iterdir()] == ["tune.toml"]
+
+
+def test_a_newer_measurement_takes_the_place_of_an_older_one():
+    old, new = entry(), entry(library=(1e-6, 1e-6, 1e-6))
+    elsewhere = entry(place=HERE._replace(ranks="4"))
+    table = Table((old, elsewhere)).merged([new, entry("barrier", library=(1e-6, 1e-6, 1e-6))])
+    assert table.find(HERE, "allreduce") is new and table.find(elsewhere.place, "allreduce") is elsewhere
+    assert len(table.entries) == 3
+
+
+GOOD = text_of(Table((entry(),)))
+DAMAGED = {
+    "half": GOOD[: len(GOOD) // 2], "empty": "", "version": GOOD.replace("version = 1", "version = 2"), "text": "hello",
+    "call": GOOD.replace('"allreduce"', '"alltoall"'), "algorithm": GOOD.replace("ring =", "rings ="),
+    "order": GOOD.replace("1000, 10000", "10000, 1000"), "length": GOOD.replace("1000, 10000,", "1000,"),
+    "negative": GOOD.replace("6e-06", "-1.0"), "nan": GOOD.replace("6e-06", "nan"), "true": GOOD.replace("6e-06", "true"),
+    "no library": GOOD.replace("library = [", "ring2 = ["), "place": GOOD.replace('"nodes"', "3"),
+    "not entries": "version = 1\nmeasured = 3", "not tables": "version = 1\nmeasured = [3]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_damaged_table_is_said_and_not_used(tmp_path, how):
+    path = tmp_path / "tune.toml"
+    path.write_text(DAMAGED[how])
+    with pytest.raises(DataError, match=re.escape(str(path))):
+        read_table(path)
+    (choice,) = virtual.run(1, lambda comm: chooser(comm, path))
+    assert "the built-in rule (table" in choice.source
+
+
+def test_bytes_and_folders_are_no_tables(tmp_path):
+    path = tmp_path / "tune.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="not text"):
+        read_table(path)
+    with pytest.raises(UsageError, match="wanted a file that mpiddl tune has written"):
+        read_table(tmp_path)
+
+
+def test_the_choice_changes_where_the_measured_lines_cross():
+    choice = Chooser(TWO_NODES, HERE, Table((entry(),)), "measured, here")
+    names = [choice.algorithm("allreduce", size) for size in (0, 1000, 4000, 8000, 10_000, 30_000, 100_000, 10**9)]
+    assert names == ["library", "library", "library", "ring", "ring", "two-step", "two-step", "two-step"]
+    begins = {name: begin for begin, name in choice.steps("allreduce")}
+    for before, after in (("library", "ring"), ("ring", "two-step")):
+        at = begins[after]
+        assert between(entry(), after, at) == pytest.approx(between(entry(), before, at), rel=0.05)
+    assert choice.floor("allreduce") == begins["ring"]
+    told = choice.choose("allreduce", 10_000)
+    assert told.measured == pytest.approx(6e-6) and told.predicted > 0 and "predicted" in str(told)
+
+
+def test_the_library_is_taken_where_it_is_as_fast():
+    as_fast = entry(library=(1e-6, 1.01e-5, 1e-4), ring=(1e-6, 1e-5, 0.99e-4))
+    assert as_fast.best == ("library",) * 3
+
+
+@pytest.mark.parametrize("call", CANDIDATES)
+def test_the_rule_names_what_there_is(call):
+    for homes in ([0], [0, 0], [0] * 8, [0, 0, 2, 2], [0, 1, 2, 3]):
+        choice = Chooser(Topology(homes), HERE, Table(), "the rule")
+        steps = choice.steps(call)
+        assert steps[0][0] == 0 and [begin for begin, _ in steps] == sorted({begin for begin, _ in steps})
+        assert {name for _, name in steps} <= set(candidates(Topology(homes), call))
+        assert len(homes) > 1 or steps == ((0, "library"),)
+
+
+def test_a_table_of_another_place_is_said_and_not_used(tmp_path):
+    path = tmp_path / "tune.toml"
+    write_table(path, Table((entry(),)))
+
+    def program(comm):
+        return chooser(comm, path).source
+
+    sources = set(virtual.run(3, program, nodes=[0, 0, 2]))
+    assert len(sources) == 1 and "ranks '2+2' instead of '2+1'" in sources.pop()
+    assert "there is no table" in virtual.run(1, lambda comm: chooser(comm, tmp_path / "none").source)[0]
+
+
+def test_the_model_fits_lines_and_never_goes_below_zero():
+    assert fit([1, 2, 3], [3.0, 2.0, 1.0]).beta == 0
+    assert fit([10, 100], [1.0, 20.0]).alpha == 0
+    assert fit([0], [5.0]) == pytest.approx((5.0, 0.0))
+
+
+def test_places():
+    assert node_map(Topology([0, 0, 2, 3])) == "2+1+1" and node_map(Topology([0, 1, 0])) == "0 1 0"
+    hosts = {"h3": "h", "cn-0042": "cn", "login-1a.hpc": "login", "vm": "vm", "42": "42"}
+    assert {host: cluster_name({}, host) for host in hosts} == hosts
+    assert processor_name("/nonexistent")
+    assert str(table_path({"MPIDDL_TUNE": "/x/t"})) == "/x/t"
+    assert str(table_path({"XDG_CONFIG_HOME": "/y"})) == "/y/mpiddl/tune.toml"
+
+
+def test_tune_measures_writes_and_shows(mpirun, tmp_path):
+    path, out = tmp_path / "tune.toml", tmp_path / "rows.json"
+    tune = "mpiddl", "tune", "--out", path
+    done = mpirun(2, *tune, "--sizes", "1KiB,64KiB", "--seconds", "0.01", "--calls", "allreduce,bcast")
+    assert done.returncode == 0, done.stderr
+    table = read_table(path)
+    assert [found.call for found in table.entries] == ["allreduce", "bcast"]
+    assert set(table.entries[0].seconds) == {"library", "two-step", "ring", "doubling"}
+    done = mpirun(2, *tune, "--sizes", "1KiB", "--seconds", "0.01", "--calls", "barrier")
+    assert done.returncode == 0 and len(read_table(path).entries) == 3
+    done = mpirun(2, *tune, "--show", "--sizes", "2KiB")
+    assert "measured, " in done.stdout and done.stdout.count("allreduce 2 KiB") == 1
+    done = mpirun(2, "mpiddl", "bench", "communicator", "--table", path, "--calls", "allreduce,barrier", "--sizes", "8B,64KiB",
+                  "--seconds", "0.01", "--json", out)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert {row["case"].partition(",")[0] for row in rows} == {"allreduce 8 B", "allreduce 64 KiB", "barrier 0 B"}
+    assert all(row["of_best"] == pytest.approx(row["best_seconds"] / row["seconds"]) for row in rows)
+
+
+@pytest.mark.parametrize(("args", "words"), [
+    (["--calls", "sum"], "calls: got 'sum', wanted some of allreduce"),
+    (["--sizes", "big"], "sizes: got 'big'"),
+    (["--seconds", "-1"], "seconds: got -1"),
+])  # fmt: skip
+def test_tune_refuses(command, tmp_path, args, words):
+    done = command("mpiddl", "tune", "--out", tmp_path / "t", *args)
+    assert done.returncode == 2 and words in done.stderr
+
+
+def test_tune_does_not_replace_what_is_no_table(command, tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes")
+    done = command("mpiddl", "tune", "--out", path, "--seconds", "0", "--sizes", "1KiB")
+    assert done.returncode != 0 and path.read_text() == "my notes" and "Traceback" not in done.stderr
