@@ -69,7 +69,7 @@ def connect(comm: Any = None, env: Any = None) -> Any:
         raise CommError("comm: got a communicator that was freed, wanted one in use or None for COMM_WORLD")
     if not isinstance(comm, MPI.Intracomm):
         raise CommError(f"comm: got {type(comm).__name__}, wanted an mpi4py intra-communicator or None for COMM_WORLD")
-    return MpiComm(comm.Dup())
+    return MpiComm(MPI.Intracomm(comm).Dup())  # of a subclass of Intracomm, too: the library's own
 
 
 @contextmanager
