@@ -4,6 +4,7 @@
 nodes with memory in common and links between them are made for.
 """
 
+from mpiddl.collectives.allreduce_tree import TreeSum
 from mpiddl.collectives.allreduce_two_step import TwoStep
 from mpiddl.collectives.base import Started
 from mpiddl.collectives.calls import (
@@ -24,6 +25,7 @@ from mpiddl.collectives.progress import progress
 
 __all__ = [
     "Started",
+    "TreeSum",
     "TwoStep",
     "allgather",
     "allreduce",

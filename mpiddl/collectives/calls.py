@@ -17,6 +17,7 @@ from mpiddl.collectives.allgather_ring import allgather_ring
 from mpiddl.collectives.allreduce_doubling import allreduce_doubling
 from mpiddl.collectives.allreduce_ring import allreduce_ring
 from mpiddl.collectives.allreduce_staged import allreduce_staged, fits, stage
+from mpiddl.collectives.allreduce_tree import allreduce_tree, exchange, kept_plan
 from mpiddl.collectives.allreduce_two_step import allreduce_two_step, staged
 from mpiddl.collectives.barrier_dissemination import barrier_dissemination
 from mpiddl.collectives.base import (
@@ -72,6 +73,14 @@ def _doubling(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Unde
     return (way.comm,), allreduce_doubling(way, source, result, op), None
 
 
+def _tree(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
+    plan = kept_plan(comm, result.nbytes, result.dtype, op)
+    if plan is not None:
+        return plan.wires, allreduce_tree(plan, source, result), plan
+    way = wire(comm)
+    return (way.comm,), exchange(way, lambda begin, end: source[begin:end], result, op), None
+
+
 def _round_nodes(comm: Any) -> Wire:
     """The wire on which neighbours of a ring are on the same node wherever that is possible."""
     return comm.kept("wire round nodes", lambda: Wire(neighbours(comm).ring))
@@ -82,6 +91,7 @@ ALLREDUCE: dict[str, Callable[..., Under]] = {
     "two-step-leader": _leader,
     "ring": _ring,
     "doubling": _doubling,
+    "tree": _tree,
 }
 BROADCAST: dict[str, Callable[..., Steps]] = {
     "chain": broadcast_chain,
@@ -123,8 +133,8 @@ def allreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, alg
     op : Op
         SUM, MIN, MAX or PROD.
     algorithm : str
-        ``two-step``, ``two-step-leader``, ``ring``, ``doubling``, or ``auto``: doubling for short arrays across nodes, else
-        two-step. What each costs stands on top of its file.
+        ``two-step``, ``two-step-leader``, ``ring``, ``doubling``, ``tree`` (in one order, wherever the ranks are), or ``auto``:
+        doubling for short arrays across nodes, else two-step. What each costs stands on top of its file.
     checked : bool
         Compare the ranks' calls first.
 
@@ -139,7 +149,8 @@ def allreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, alg
 
     Communication
     -------------
-    Collective. Two-step: 2 (N-1)/N V a node, N nodes; ring: 2 (P-1)/P V a rank; doubling: ceil(log2 P) V a rank.
+    Collective. Two-step: 2 (N-1)/N V a node, N nodes; ring: 2 (P-1)/P V a rank; tree: one of these; doubling: ceil(log2 P)
+    V a rank.
 
     Examples
     --------
