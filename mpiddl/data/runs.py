@@ -29,28 +29,29 @@ class Run:
         What features are multiplied by on their way into a batch: 1/255 for bytes.
     starts : int64 (steps + 1,)
         The rows of step t are ``order(epoch)[starts[t]:starts[t + 1]]``.
-    held_back : int64 (n,)
-        The rows for validation, ascending.
+    shards : sequence of int
+        Which they are, ascending.
+    held_back : list of int64 (n,)
+        The rows of each shard for validation, ascending.
     """
 
     def __init__(self, rows: Rows, layout: Layout, shards: Sequence[int], seed: int, dtype: np.dtype):
         self.x, y = rows
         self.y = y if y.dtype == np.int64 else y.astype(dtype, copy=False)
         self.scale = dtype.type(1 / 255 if self.x.dtype == np.uint8 else 1)
-        self._shards, self._seed = shards, seed
+        self.shards, self._seed = shards, seed
         first = layout.shard_rows(shards[0]).start
         self._spans = [
             range(span.start - first, span.stop - first) for span in map(layout.shard_rows, shards)
         ]
-        self._drawn, held_back = self._split(layout)
-        self.held_back = np.sort(np.concatenate(held_back))
+        self._drawn, self.held_back = self._split(layout)
         self._slots, self.starts = _walk(layout, shards)
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the rows to train on in the order in which the steps of an epoch take them, int64."""
         shuffled = [
             rows[permutation(len(rows), self._seed, SHUFFLE, shard, epoch)]
-            for shard, rows in zip(self._shards, self._drawn, strict=True)
+            for shard, rows in zip(self.shards, self._drawn, strict=True)
         ]
         return np.concatenate(shuffled)[self._slots]
 
@@ -61,11 +62,11 @@ class Run:
     def _split(self, layout: Layout) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return each shard's rows to train on and for validation: random ones, as files may be sorted."""
         drawn, held_back = [], []
-        for shard, span in zip(self._shards, self._spans, strict=True):
+        for shard, span in zip(self.shards, self._spans, strict=True):
             count = layout.train_count(shard)
             mixed = span.start + permutation(len(span), self._seed, SPLIT, shard)
             drawn.append(np.sort(mixed[:count]))
-            held_back.append(mixed[count:])
+            held_back.append(np.sort(mixed[count:]))
         return drawn, held_back
 
 

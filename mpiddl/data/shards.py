@@ -82,6 +82,7 @@ class ShardedRows:
         self.train_rows = sum(layout.train_count(shard) for shard in self.shards)
         self.validation_rows = self.rows - self.train_rows
         self._buffer = self._new_buffer(layout.max_batch_rows(self.shards))
+        self._apart: list[Rows] = []
         self._epoch: int | None = None
         self._orders: list[tuple[Run, np.ndarray]] = []
 
@@ -105,28 +106,52 @@ class ShardedRows:
         UsageError
             If there is no such step in an epoch; the same on every rank.
         """
-        if not 0 <= step < self.layout.steps_per_epoch:
-            raise UsageError(f"step: {step} came, an epoch has steps 0 to {self.layout.steps_per_epoch - 1}")
-        if epoch != self._epoch:
-            self._epoch, self._orders = epoch, [(run, run.order(epoch)) for run in self._runs]
-        taken = [(run, order[run.starts[step] : run.starts[step + 1]]) for run, order in self._orders]
-        return _gather(self._buffer, taken)
+        return _gather(self._buffer, self._taken(epoch, step))
 
-    def validation(self, chunk: int = 1024) -> Iterator[Rows]:
-        """Yield the rows held back from training, at most ``chunk`` at a time, as `batch` returns them."""
-        return self._chunks([run.held_back for run in self._runs], chunk)
+    def batch_by_shard(self, epoch: int, step: int) -> list[Rows]:
+        """Return the rows of `batch` apart, shard by shard, some perhaps without rows.
+
+        A shard's arrays have the same shapes, contents and alignment whoever holds it: what is computed from them has the
+        same bits. They are overwritten by the next call. Arguments and errors as `batch`.
+        """
+        taken, parts = self._taken(epoch, step), {}
+        for run, rows in taken:
+            stop = 0
+            for shard in run.shards:
+                start, stop = stop, stop + len(self.layout.step_range(step, shard))
+                parts[shard] = [(run, rows[start:stop])]
+        if not self._apart:
+            self._apart = [self._new_buffer(self.layout.max_batch_rows([shard])) for shard in self.shards]
+        return [_gather(buffer, parts.get(shard, [])) for shard, buffer in zip(self.shards, self._apart, strict=True)]
+
+    def validation(self, chunk: int = 1024, by_shard: bool = False) -> Iterator[Rows]:
+        """Yield the rows held back from training, at most ``chunk`` at a time, as `batch` returns them.
+
+        ``by_shard``: never of two shards at a time, so that the pieces do not depend on who holds what.
+        """
+        if by_shard:
+            return self._chunks([(run, rows) for run in self._runs for rows in run.held_back], chunk)
+        return self._chunks([(run, np.concatenate(run.held_back)) for run in self._runs], chunk)
 
     def all_rows(self, chunk: int = 1024) -> Iterator[Rows]:
         """Yield every row held here, in order, as `validation` does: what a test set needs."""
-        return self._chunks([np.arange(len(run.x)) for run in self._runs], chunk)
+        return self._chunks([(run, np.arange(len(run.x))) for run in self._runs], chunk)
 
     def shard_labels(self) -> list[np.ndarray]:
         """Return the labels of each shard held that has rows, as `mpiddl.data.sorted_warning` takes them."""
         return [labels for run in self._runs for labels in run.shard_labels()]
 
-    def _chunks(self, picks: Sequence[np.ndarray], chunk: int) -> Iterator[Rows]:
-        buffer = self._new_buffer(min(chunk, max(map(len, picks), default=0)))
-        for run, indices in zip(self._runs, picks, strict=True):
+    def _taken(self, epoch: int, step: int) -> list[tuple[Run, np.ndarray]]:
+        """The rows of a step, shard by shard, as indices into each run's."""
+        if not 0 <= step < self.layout.steps_per_epoch:
+            raise UsageError(f"step: {step} came, an epoch has steps 0 to {self.layout.steps_per_epoch - 1}")
+        if epoch != self._epoch:
+            self._epoch, self._orders = epoch, [(run, run.order(epoch)) for run in self._runs]
+        return [(run, order[run.starts[step] : run.starts[step + 1]]) for run, order in self._orders]
+
+    def _chunks(self, picks: Sequence[tuple[Run, np.ndarray]], chunk: int) -> Iterator[Rows]:
+        buffer = self._new_buffer(min(chunk, max((len(indices) for _, indices in picks), default=0)))
+        for run, indices in picks:
             for start in range(0, len(indices), chunk):
                 yield _gather(buffer, [(run, indices[start : start + chunk])])
 
