@@ -204,10 +204,19 @@ def unpack(structure: Any, arrays: Arrays) -> Any:
     return Pending(arrays[content]) if kind == "pending" else arrays[content]
 
 
-def _write(path: Path, arrays: Arrays) -> dict[str, Any]:
+def checksum(arrays: Arrays) -> str:
+    """SHA-256 of the file that `save` would write for the ``arrays``."""
+    return hashlib.sha256(_to_bytes(arrays)).hexdigest()
+
+
+def _to_bytes(arrays: Arrays) -> bytes:
     from safetensors.numpy import save as to_bytes
 
-    content = to_bytes({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    return to_bytes({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+
+
+def _write(path: Path, arrays: Arrays) -> dict[str, Any]:
+    content = _to_bytes(arrays)
     _write_bytes(path, content)
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 

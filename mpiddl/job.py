@@ -74,6 +74,7 @@ class Job:
     step_factor: float = setting(0.1, "schedule 'step': factor of each reduction", above=0, most=1)
     scale_rate: int = setting(0, "scale the rate by batch / this batch size (linear scaling); 0: do not", least=0)
     strategy: str = setting("allreduce", "how ranks agree: alone, allreduce, two-step, ring[:overlap=1], local-sgd[:period=8]")
+    reproducible: bool = setting(False, "the same weights, bit for bit, on 1, 2, 4, ... ranks, one a shard at most; slower")
     threads: int = setting(0, "BLAS and numba threads a rank; 0: cores / ranks of the node", least=0)
     log_every: int = setting(50, "steps between two lines of metrics", least=1)
     checkpoint_every: int = setting(0, "steps between two checkpoints; 0: one an epoch", least=0)
@@ -86,6 +87,10 @@ class Job:
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
         if self.target_accuracy and not self.validation:
             raise UsageError("target_accuracy: got a target without validation rows, wanted validation above 0 beside it")
+        if self.reproducible and self.threads > 1:
+            raise UsageError(
+                f"threads: got {self.threads}, wanted 1 (or 0) with reproducible: a library's sums change with their number"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON and TOML."""
@@ -153,6 +158,8 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
 
 def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
     kind = type(field.default)
+    if kind is bool and isinstance(plain := value.item() if hasattr(value, "item") else value, bool):
+        return plain
     if kind is tuple and (parts := _whole_numbers(value)) is not None:
         return parts
     if (kind is float and _is_number(value, Real)) or (kind is int and _is_number(value, Integral)):
@@ -160,7 +167,8 @@ def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
             raise UsageError(f"{field.name}: got a number of more than 300 digits, wanted a smaller one")
         return kind(value)
     if not isinstance(value, kind) or kind is not str:
-        wanted = {tuple: "a list of whole numbers", int: "a whole number", float: "a number", str: "a word"}[kind]
+        wanted = {tuple: "a list of whole numbers", int: "a whole number", float: "a number", str: "a word",
+                  bool: "true or false"}[kind]
         raise UsageError(f"{field.name}: got {value!r}, wanted {wanted}")
     return value
 

@@ -49,6 +49,34 @@ def shard_count(size: int, shards: int | None = None) -> int:
     return shards
 
 
+def check_branches(shards: int, size: int) -> None:
+    """Refuse numbers with which a rank would not hold a whole branch of the binary tree over the shards.
+
+    Raises
+    ------
+    PlacementError
+        Unless ``shards`` is a power of two that ``size`` divides; the same on every rank.
+
+    Examples
+    --------
+    >>> check_branches(16, 4)
+    >>> check_branches(16, 3)
+    Traceback (most recent call last):
+        ...
+    mpiddl.errors.PlacementError: reproducible: got 16 shards on 3 ranks, wanted ranks that divide the shards: 1, 2, 4, 8 or 16
+    """
+    if shards & (shards - 1):
+        below = 1 << shards.bit_length() - 1
+        raise PlacementError(f"reproducible: got {shards} shards, wanted a power of two, such as {below} or {2 * below}")
+    if shards % size:
+        fitting = [str(1 << level) for level in range(shards.bit_length())]
+        more = ", or more shards (of which come other bits)" if size > shards else ""
+        wanted = " or ".join(filter(None, [", ".join(fitting[:-1]), fitting[-1]]))
+        raise PlacementError(
+            f"reproducible: got {shards} shards on {size} ranks, wanted ranks that divide the shards: {wanted}{more}"
+        )
+
+
 def block_size(n: int, parts: int, part: int) -> int:
     """Return how many of ``n`` items part ``part`` of ``parts`` gets: ceil((n - part) / parts)."""
     return (n - part + parts - 1) // parts if part < n else 0

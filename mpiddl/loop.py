@@ -45,6 +45,8 @@ class Rows(Protocol):
 
     def batch(self, epoch: int, step: int) -> Arrays: ...
 
+    def batch_by_shard(self, epoch: int, step: int) -> list[Arrays]: ...
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -58,6 +60,7 @@ class Plan:
     whole : steps of all its epochs, which ``steps`` may cut short.
     schedule : learning rate as a function of the steps done.
     clip : largest norm of the mean gradient, 0 for none.
+    by_shard : the gradient is made of each shard's rows apart.
     """
 
     placement: Placement
@@ -68,22 +71,24 @@ class Plan:
     whole: int
     schedule: Callable[[float], float]
     clip: float
+    by_shard: bool = False
 
-    def step(self, index: int) -> tuple[Arrays, Step]:
-        """The rows and the figures of a rank's loop number ``index``; a rank that serves has no rows."""
+    def step(self, index: int) -> tuple[list[Arrays], Step]:
+        """The rows, in as many parts as gradients are to be made, and the figures of a rank's loop number ``index``.
+
+        A rank that serves has no rows.
+        """
         if self.placement.serves:
             done = index / self.placement.serves
-            return _NOTHING, Step(index, 0, 0, self.schedule(done))
+            return [], Step(index, 0, 0, self.schedule(done))
         epoch, within = divmod(index, self.steps_per_epoch)
-        x, y = self.rows.batch(epoch, within)
-        return (x, y), Step(index, len(x), self.batch_rows(within), self.schedule(index))
+        parts = self.rows.batch_by_shard(epoch, within) if self.by_shard else [self.rows.batch(epoch, within)]
+        count = sum(len(x) for x, _ in parts)
+        return parts, Step(index, count, self.batch_rows(within), self.schedule(index))
 
     def over(self, index: int) -> bool:
         """Whether this rank's own steps are done; a rank that serves is told by its strategy."""
         return not self.placement.serves and index >= self.steps
-
-
-_NOTHING: Arrays = (np.empty((0, 0)), np.empty(0))
 
 
 def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan: Plan, state: State,
@@ -109,8 +114,8 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
     """
     gradient = Gradient(comm, model, state.params, strategy)
     while not plan.over(state.index):
-        rows, step = plan.step(state.index)
-        score = gradient(comm, state, rows, step)
+        parts, step = plan.step(state.index)
+        score = gradient(comm, state, parts, step)
         combined = strategy.combine(comm, state.strategy, gradient.flat, state.replica, step)
         state.strategy = combined.state
         if combined.count:
@@ -132,31 +137,64 @@ def update(optimiser: Optimiser, state: State, grad: np.ndarray, scale: float, r
 
 
 class Gradient:
-    """The gradient of a rank's rows into one flat buffer, each part handed to the strategy as soon as it is final."""
+    """The gradient of a rank's rows into one flat buffer, each part handed to the strategy as soon as it is final.
+
+    Of rows that come in several parts, shard by shard, it is the sum in a binary tree over them, each taken alone: then the
+    tree of all shards has the same bits whoever holds which branch of it. Cost: as many buffers as the tree has levels, and
+    one addition of them a part.
+    """
 
     def __init__(self, comm: Comm, model: Any, params: FlatBuffer, strategy: Strategy):
         self.model, self.strategy = model, strategy
         self.buffer = FlatBuffer(model.shapes, params.dtype, strategy.memory(comm, params.flat.size, params.dtype))
         self.flat = self.buffer.flat
+        self._sums = [self.buffer]
         self._takes = inspect.signature(model.gradient).parameters
         self._work: Any = None
         self._rows = -1
 
-    def __call__(self, comm: Comm, state: State, rows: Arrays, step: Step) -> Score:
+    def __call__(self, comm: Comm, state: State, parts: list[Arrays], step: Step) -> Score:
         if not step.total:  # a rank that serves has no gradient of its own
             return Score(0.0, 0)
 
         def ready(part: slice) -> None:
             state.strategy = self.strategy.start(comm, state.strategy, self.flat, part, step)
 
+        if len(parts) == 1:
+            return self._of(state.params, parts[0], self.buffer, ready)
+        score = self._tree(state.params, parts)
+        ready(slice(0, self.flat.size))
+        return score
+
+    def _tree(self, params: FlatBuffer, parts: list[Arrays]) -> Score:
+        """The sum over all parts: sums of equally many meet, like the carries of a binary counter; the rest, from the right."""
+        scores, held = [], 0
+        for number, rows in enumerate(parts, 1):
+            scores.append(self._of(params, rows, self._sum(held)))
+            held += 1
+            while number % 2 == 0:
+                number, held = number // 2, held - 1
+                self._sums[held - 1].flat += self._sums[held].flat
+        for last in range(held - 1, 0, -1):
+            self._sums[last - 1].flat += self._sums[last].flat
+        found = [score.correct for score in scores if score.correct is not None]
+        return Score(sum(score.loss for score in scores), sum(found) if len(found) == len(scores) else None)
+
+    def _of(self, params: FlatBuffer, rows: Arrays, into: FlatBuffer, ready: Callable[[slice], None] | None = None) -> Score:
+        """The gradient of some rows, and their score."""
         x, y = rows
         options: dict[str, Any] = {"ready": ready} if "ready" in self._takes else {}
         if "work" in self._takes:
             options["work"] = self._workspace(len(x)) if hasattr(self.model, "workspace") else None
-        score = self.model.gradient(state.params.views, x, y, self.buffer.views, **options)
-        if not options.get("ready"):
+        score = self.model.gradient(params.views, x, y, into.views, **options)
+        if ready and "ready" not in options:
             ready(slice(0, self.flat.size))
         return as_score(score)
+
+    def _sum(self, number: int) -> FlatBuffer:
+        if number == len(self._sums):
+            self._sums.append(FlatBuffer(self.model.shapes, self.flat.dtype))
+        return self._sums[number]
 
     def _workspace(self, rows: int) -> Any:
         if rows > self._rows:

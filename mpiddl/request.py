@@ -11,7 +11,7 @@ from mpiddl import checkpoint
 from mpiddl.errors import UsageError
 from mpiddl.folder import Folder
 from mpiddl.job import FIELDS, Job, make_job
-from mpiddl.strategies import Strategy, describe, make_strategy
+from mpiddl.strategies import Strategy, describe, make_strategy, reproducible
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__
 
@@ -46,6 +46,7 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
         job = make_job(settings)
         strategy = make_strategy(request.strategy if is_object(request.strategy) else job.strategy)
         strategy.check(control.size)
+        strategy = reproducible(strategy) if job.reproducible else strategy
         _check_members("model", request.model, ("shapes", "init", "gradient", "predict"))
         _check_members("optimiser", request.optimiser, ("init", "update"))
         if is_object(request.model) and not isinstance(request.model.shapes, Mapping):

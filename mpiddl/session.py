@@ -20,7 +20,7 @@ from mpiddl.data.draws import generator
 from mpiddl.errors import CheckpointError, UsageError
 from mpiddl.folder import Folder
 from mpiddl.job import Job
-from mpiddl.layout import Layout, check_batch, shard_count
+from mpiddl.layout import DEFAULT_SHARDS, Layout, check_batch, check_branches, shard_count
 from mpiddl.loop import Plan, State
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
@@ -48,6 +48,10 @@ class Session:
     test: ShardedRows | None
     about: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+
+    def validation_rows(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """This rank's validation rows, in chunks."""
+        return self.rows.validation(by_shard=self.job.reproducible)  # what is found there may end the run
 
     def test_rows(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """This rank's share of the test rows, in chunks."""
@@ -77,10 +81,10 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
         placement = strategy.placement(layout.shards, link.rank, link.size)
         rows = ShardedRows(data.train, layout, placement.shards, job.seed, job.dtype)
         test = _share_of_test(data, control, job)
-    with limited_threads(control, job.threads, os.environ) as (share, thread_note):
+    with limited_threads(control, 1 if job.reproducible else job.threads, os.environ) as (share, thread_note):
         if job.threads and isinstance(model, MLP) and not is_object(request.model):
             model = replace(model, threads=share)  # only when asked: small products lose by being shared
-        plan = _plan(job, placement, rows, layout)
+        plan = _plan(job, placement, rows, layout, strategy)
         about = _about(job, strategy, model, data, layout, control)
         with agreed(control):
             if folder and control.rank == 0:
@@ -102,7 +106,7 @@ def dry_run(control: Any, request: Request) -> str:
     lines = [f"{name:<16} {','.join(map(str, value)) if isinstance(value, list) else value}" for name, value in
              job.as_dict().items()]
     size = sum(prod(shape) for shape in shapes.values())
-    plan = _plan(job, placements[0], None, layout)
+    plan = _plan(job, placements[0], None, layout, strategy)
     lines += [
         "",
         f"data             {data.name}: {layout.train_rows} rows to train on, {layout.validation_rows} for validation, "
@@ -142,11 +146,11 @@ def _model(job: Job, data: Data, request: Request) -> Any:
     return make_model(job, data.features, data.outputs, data.classes is not None)
 
 
-def _plan(job: Job, placement: Placement, rows: Any, layout: Layout) -> Plan:
+def _plan(job: Job, placement: Placement, rows: Any, layout: Layout, strategy: Strategy) -> Plan:
     whole = job.epochs * layout.steps_per_epoch
     schedule = make_schedule(job, layout.steps_per_epoch, whole)  # of the whole run, wherever max_steps cuts it
     steps = min(whole, job.max_steps or whole)
-    return Plan(placement, rows, layout.batch_rows, layout.steps_per_epoch, steps, whole, schedule, job.clip)
+    return Plan(placement, rows, layout.batch_rows, layout.steps_per_epoch, steps, whole, schedule, job.clip, strategy.by_shard)
 
 
 def _agreed_data(control: Any, job: Job, request: Request) -> tuple[Data, Any]:
@@ -199,10 +203,14 @@ def _layout(job: Job, data: Data, size: int, earlier: Path | None) -> Layout:
         shards = before.get("shards", 0) or shard_count(size)
         if before.get("rows") != data.train.n:
             raise CheckpointError(f"{earlier}: written by a run on {before.get('rows')} rows, data has {data.train.n}")
+    elif job.reproducible:
+        shards = job.shards or DEFAULT_SHARDS  # never of the ranks' making: other shards are other bits
     else:
         shards = shard_count(size, job.shards or None)
-        if job.shards > max(data.train.n, size):
-            raise UsageError(f"shards: got {job.shards}, wanted at most one a row, {data.train.n}")
+    if job.reproducible:
+        check_branches(shards, size)
+    if not earlier and job.shards > max(data.train.n, size):
+        raise UsageError(f"shards: got {job.shards}, wanted at most one a row, {data.train.n}")
     layout = Layout(data.train.n, shards, job.batch, job.validation)
     check_batch(job.batch, layout.train_rows)
     return layout

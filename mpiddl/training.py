@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl import report
-from mpiddl.checkpoint import MODEL, Checkpoint
+from mpiddl.checkpoint import MODEL, Checkpoint, checksum
 from mpiddl.errors import UsageError
 from mpiddl.evaluation import Evaluation, evaluate_rows
 from mpiddl.folder import Folder
@@ -153,7 +153,7 @@ def _run(link: Any, control: Any, session: Session) -> Result:
         history.append(line)
         shown.show(line)
 
-    watch = Watch(control, session.job, session.model, session.strategy, session.plan, metrics, session.rows.validation,
+    watch = Watch(control, session.job, session.model, session.strategy, session.plan, metrics, session.validation_rows,
                   folder.checkpoints if folder else None, session.about, show)
     try:
         loop(link, session.model, session.optimiser, session.strategy, session.plan, state, watch)
@@ -214,11 +214,19 @@ def _summary(control: Any, session: Session, state: State, metrics: Metrics, spl
         "strategy": session.about["strategy"],
         "ended": ended,
         "parameters": int(state.params.flat.size),
-        "checkpoint_sha256": manifest["files"][MODEL]["sha256"] if manifest else None,
+        "reproducible": session.job.reproducible,
+        "checkpoint_sha256": _checksum(session, state, manifest),
         "per_rank": [split._asdict() for split in splits],
         "clocks": "arrivals compared on rank 0's clock, aligned at the start by the shortest of 8 round trips",
         **{key: session.about[key] for key in ("model", "data", "mpiddl", "mpi")},
     }
+
+
+def _checksum(session: Session, state: State, manifest: dict[str, Any] | None) -> str | None:
+    """Of the model's file; without a folder, of the file there would be, where the mode's promise is about it."""
+    if manifest:
+        return manifest["files"][MODEL]["sha256"]
+    return checksum(state.params.views) if session.job.reproducible else None
 
 
 def _hand_over(session: Session, summary: dict[str, Any], splits: list[Split], history: list[dict[str, Any]]) -> None:

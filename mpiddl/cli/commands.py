@@ -41,6 +41,9 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _option(field: dataclasses.Field[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     kind, choices = type(field.default), field.metadata["choices"]
+    if kind is bool:
+        name, usual = field.name.replace("_", "-"), "yes" if field.default else "no"
+        return click.option(f"--{name}/--no-{name}", default=None, help=f"{field.metadata['text']}.  [default: {usual}]")
     flag = "--" + field.name.replace("_", "-")
     default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
     text = f"{field.metadata['text']}.  [default: {default}]"
@@ -71,6 +74,7 @@ Examples:
   mpiexec -n 4 mpiddl train --data digits --out runs/digits
   MPIDDL_DATA=~/data mpiexec -n 4 mpiddl train --data fashion-mnist --hidden 256,128 --out runs/fashion
   mpiexec -n 4 mpiddl train --out runs/fashion --resume --epochs 20
+  mpiexec -n 8 mpiddl train --data digits --reproducible --out runs/exact     the bits of 1, 2, 4 or 16 ranks
   srun mpiddl train job.toml --max-seconds 3000 --resume
 """)
 @click.argument("job_file", required=False, type=click.Path(path_type=Path), metavar="[JOB.toml]")

@@ -16,6 +16,7 @@ from mpiddl.strategies.base import Combined, Pending, Placement, Replica, Step, 
 from mpiddl.strategies.chain import chain
 from mpiddl.strategies.local_sgd import LocalSGD
 from mpiddl.strategies.ring import Ring
+from mpiddl.strategies.tree import Tree
 from mpiddl.strategies.two_step import TwoStep
 
 NAMES: dict[str, type[Strategy]] = {
@@ -38,10 +39,12 @@ __all__ = [
     "Ring",
     "Step",
     "Strategy",
+    "Tree",
     "TwoStep",
     "chain",
     "describe",
     "make_strategy",
+    "reproducible",
 ]
 
 
@@ -73,6 +76,28 @@ def make_strategy(spec: str | Strategy) -> Strategy:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UsageError(f"strategy: got {name!r}, wanted one of {', '.join(NAMES)}{hint}")
     return NAMES[name](**_parameters(name, tail))
+
+
+def reproducible(strategy: Strategy) -> Strategy:
+    """What takes the steps of ``strategy`` with the same bits on any number of ranks.
+
+    Raises
+    ------
+    UsageError
+        On every rank: the strategy does more, or other things, than to sum gradients.
+
+    Examples
+    --------
+    >>> reproducible(AllReduce())
+    Tree()
+    """
+    if not vars(type(strategy)).get("sums_gradients"):  # not inherited: what is derived from one may do more
+        names = ", ".join(name for name, known in NAMES.items() if known.sums_gradients)
+        raise UsageError(
+            f"reproducible: got strategy {describe(strategy)}, wanted one that sums gradients in every step and does nothing "
+            f"else: {names}, or one with sums_gradients = True"
+        )
+    return Tree()
 
 
 def _parameters(name: str, tail: str) -> dict[str, object]:

@@ -15,6 +15,8 @@ from mpiddl.strategies.base import Strategy
 class Alone(Strategy):
     """The identity in every function."""
 
+    sums_gradients = True
+
     def check(self, size: int) -> None:
         if size != 1:
             raise UsageError(f"strategy: got 'alone' on {size} ranks, wanted one rank; try 'allreduce' or 'local-sgd'")

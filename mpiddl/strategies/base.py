@@ -126,10 +126,15 @@ class Strategy:
     replicated : after `mix` the parameters and moments are the same bits on every rank (checked at each checkpoint).
     lockstep : all ranks take the same steps together, so that the loop may communicate between steps (validation,
         checkpoints, time limits) without holding anybody up.
+    sums_gradients : every step applies the sum of all ranks' gradients and nothing else is exchanged, so that any other
+        strategy that says this takes the same steps, to rounding. Said by each class for itself.
+    by_shard : the gradient of a rank is wanted as the sum, in a binary tree, of one gradient for each of its shards.
     """
 
     replicated: bool = True
     lockstep: bool = True
+    sums_gradients: bool = False
+    by_shard: bool = False
 
     def __repr__(self) -> str:
         return f"{type(self).__qualname__}()"

@@ -18,6 +18,7 @@ class Chain(Strategy):
         self.members = members
         self.replicated = all(member.replicated for member in members)
         self.lockstep = all(member.lockstep for member in members)
+        self.by_shard = members[0].by_shard
 
     def __repr__(self) -> str:
         return f"chain({', '.join(map(repr, self.members))})"

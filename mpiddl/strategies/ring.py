@@ -24,6 +24,8 @@ from mpiddl.transport.base import IN_PLACE, Comm
 class Ring(Strategy):
     """Sum the gradients over all ranks in every step, round a ring; ``overlap`` 1: while the rest is computed."""
 
+    sums_gradients = True
+
     overlap: int = 0
 
     def __post_init__(self) -> None:

@@ -26,6 +26,8 @@ FORMS = ("slices", "leader")
 class TwoStep(Strategy):
     """Sum the gradients over all ranks in every step, in two steps; ``form`` says who talks to other nodes."""
 
+    sums_gradients = True
+
     form: str = "slices"
 
     def check(self, size: int) -> None:
