@@ -219,3 +219,29 @@ def test_arguments_that_do_not_fit_are_refused():
         ShardedRows(source, Layout(10, 2), [0], seed=-1)
     with pytest.raises(UsageError, match="5 came, an epoch has steps 0 to 4"):
         ShardedRows(source, Layout(10, 2, 2), [0]).batch(0, 5)
+
+
+@pytest.mark.parametrize("rows", [5, 100])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_shards_rows_are_the_same_bytes_at_the_same_alignment_whoever_holds_it(size, rows):
+    layout, source = Layout(rows, shards=24, batch=min(rows, 7), validation=0.3), numbered(rows)
+    alone = ShardedRows(source, layout, range(24), seed=4)
+    ranks = [ShardedRows(source, layout, rank_shards(24, size, rank), seed=4) for rank in range(size)]
+    for step in range(layout.steps_per_epoch):
+        parts = flat(rank.batch_by_shard(1, step) for rank in ranks)
+        assert [len(x) for x, _ in parts] == [len(layout.step_range(step, shard)) for shard in range(24)]
+        assert {x.ctypes.data % 64 for x, _ in parts if x.size} == {0}
+        assert {y.ctypes.data % 64 for _, y in parts if y.size} == {0}
+        for (x, y), (its_x, its_y) in zip(parts, alone.batch_by_shard(1, step), strict=True):
+            assert (x.tobytes(), y.tobytes(), x.shape, x.dtype) == (its_x.tobytes(), its_y.tobytes(), its_x.shape, its_x.dtype)
+        assert np.concatenate([x for x, _ in parts]).tobytes() == alone.batch(1, step)[0].tobytes()
+
+
+def test_validation_by_shard_gives_the_same_rows_in_pieces_that_do_not_depend_on_the_holder():
+    layout, source = Layout(100, shards=8, batch=7, validation=0.3), numbered(100)
+    alone = ShardedRows(source, layout, range(8))
+    pieces = [x[:, 0].tolist() for x, _ in alone.validation(3, by_shard=True)]
+    halves = [ShardedRows(source, layout, rank_shards(8, 2, rank)) for rank in range(2)]
+    assert pieces == flat([x[:, 0].tolist() for x, _ in half.validation(3, by_shard=True)] for half in halves)
+    assert flat(pieces) == flat(x[:, 0].tolist() for x, _ in alone.validation())
+    assert len(pieces) > len(list(alone.validation(3)))

@@ -24,6 +24,8 @@ WRONG = [
     ({"model": "mpl"}, "did you mean 'mlp'?"),
     ({"dtype": "float16"}, "wanted one of float32, float64"),
     ({"validation": 1.0}, "validation: got 1, wanted 0 or more, at most 0.9"),
+    ({"reproducible": "yes"}, "reproducible: got 'yes', wanted true or false"),
+    ({"reproducible": True, "threads": 2}, "threads: got 2, wanted 1 (or 0) with reproducible"),
     ({"epoch": 3}, "did you mean 'epochs'?"),
     ({"zzz": 3}, "unknown setting 'zzz'; known: data,"),
     ({"target_accuracy": 0.9, "validation": 0.0}, "target_accuracy"),
@@ -47,10 +49,11 @@ def test_every_setting_has_a_meaning_and_a_default_that_it_accepts():
 def test_numbers_of_numpy_are_numbers():
     job = Job(epochs=np.int64(3), rate=np.float32(0.5), hidden=[np.int32(4)])
     assert (job.epochs, job.rate, job.hidden) == (3, 0.5, (4,))
+    assert Job(reproducible=np.True_).reproducible is True
 
 
 def test_a_job_file_is_read_as_it_was_written(tmp_path):
-    job = Job(hidden=(256, 128), rate=0.1, data='we"ird\\näme', strategy="local-sgd:period=3")
+    job = Job(hidden=(256, 128), rate=0.1, reproducible=True, data='we"ird\\näme', strategy="local-sgd:period=3")
     folder = Folder(tmp_path / "run")
     folder.prepare(resume=False, overwrite=False)
     folder.write_job(job.as_dict())

@@ -183,6 +183,32 @@ def step(path: Path | None, threads: int, seconds: float) -> None:
 @click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
 @click.option("--data", default="digits", show_default=True, metavar="NAME", help="Data set.")
 @click.option("--hidden", default="64", show_default=True, callback=_numbers, metavar="N,N,...", help="Widths.")
+@click.option("--batch", default=64, show_default=True, type=click.IntRange(min=1), metavar="N", help="Samples a step.")
+@click.option("--shards", default=16, show_default=True, type=click.IntRange(min=1), metavar="N", help="Virtual shards.")
+@click.option("--strategy", default="allreduce", show_default=True, metavar="NAME", help="What to compare with.")
+@click.option("--steps", default=100, show_default=True, type=click.IntRange(min=1), metavar="N",
+              help="Steps of training of which the checksum is told.")
+@click.option("--seconds", default=8.0, show_default=True, type=click.FloatRange(min=0), help="Time for measuring.")
+def reproducible(path: Path | None, **options: Any) -> None:
+    """What --reproducible costs: a training's steps with it and without, in turn, and the checksum of its weights.
+
+    The checksum is the same on 1, 2, 4, ... ranks, one a shard at most, and with either MPI library.
+    """
+    from mpiddl.bench import reproducible as module
+    from mpiddl.bench.output import check_files, keep, show
+
+    check_files(path)
+    rows = module.run(os.environ, **options)
+    if rows:
+        show("training steps", rows, ("p10", "p90"))
+        click.echo(f"sha256 of the weights after {rows[-1]['steps']} steps: {rows[-1]['sha256']}")
+    keep(os.environ, "reproducible", rows, path)
+
+
+@bench.command()
+@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
+@click.option("--data", default="digits", show_default=True, metavar="NAME", help="Data set.")
+@click.option("--hidden", default="64", show_default=True, callback=_numbers, metavar="N,N,...", help="Widths.")
 @click.option("--steps", default=100, show_default=True, type=click.IntRange(min=1), metavar="N", help="Training steps.")
 def agreement(path: Path | None, data: str, hidden: tuple[int, ...], steps: int) -> None:
     """How far the weights are apart that 1, 2, 4, ... ranks reach; start it under mpiexec."""

@@ -95,7 +95,7 @@ def reproducible(strategy: Strategy) -> Strategy:
         names = ", ".join(name for name, known in NAMES.items() if known.sums_gradients)
         raise UsageError(
             f"reproducible: got strategy {describe(strategy)}, wanted one that sums gradients in every step and does nothing "
-            f"else: {names}, or one with sums_gradients = True"
+            f"else: {names}, or a class that says sums_gradients = True"
         )
     return Tree()
 
