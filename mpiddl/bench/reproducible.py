@@ -30,8 +30,8 @@ def run(env: Any, data: str, hidden: tuple[int, ...], batch: int, shards: int, s
     Collective over ``COMM_WORLD``: what the training runs send.
     """
     link = connect(env=env)
-    job = {"data": data, "hidden": hidden, "batch": batch, "shards": shards, "strategy": strategy, "epochs": 1_000_000,
-           "schedule": "constant", "threads": 1}
+    job: dict[str, Any] = {"data": data, "hidden": hidden, "batch": batch, "shards": shards, "strategy": strategy,
+                           "epochs": 1_000_000, "schedule": "constant", "threads": 1}
     with failing_together(link), ExitStack() as open_runs:
         ways = {strategy: False, "reproducible": True}
         contenders = {name: Contender(open_runs.enter_context(_steps(link, {**job, "reproducible": mode})))

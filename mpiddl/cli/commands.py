@@ -40,7 +40,8 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(field: dataclasses.Field[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    kind, choices = type(field.default), field.metadata["choices"]
+    kind: Any = type(field.default)
+    choices = field.metadata["choices"]
     if kind is bool:
         name, usual = field.name.replace("_", "-"), "yes" if field.default else "no"
         return click.option(f"--{name}/--no-{name}", default=None, help=f"{field.metadata['text']}.  [default: {usual}]")
