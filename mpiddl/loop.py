@@ -169,6 +169,8 @@ class Gradient:
     def _tree(self, params: FlatBuffer, parts: list[Arrays]) -> Score:
         """The sum over all parts: sums of equally many meet, like the carries of a binary counter; the rest, from the right."""
         scores, held = [], 0
+        if not parts:
+            self.flat[:] = 0
         for number, rows in enumerate(parts, 1):
             scores.append(self._of(params, rows, self._sum(held)))
             held += 1

@@ -10,7 +10,7 @@ from mpiddl.collectives import TreeSum, allreduce
 from mpiddl.collectives.allreduce_tree import add_up, allreduce_tree, branches, exchange, kept_plan, levels
 from mpiddl.collectives.base import COMBINE, DTYPES
 from mpiddl.collectives.wire import wire
-from mpiddl.errors import CommError, MismatchError
+from mpiddl.errors import CommError, MismatchError, UsageError
 from mpiddl.topology import Topology
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, SUM
@@ -179,6 +179,9 @@ def test_mistakes_of_plans(link):
     plan.Free()
     with pytest.raises(CommError, match="got one that was freed"):
         plan()
+    for size, dtype, message in ((-1, "f", "size: got -1"), (5, "words", "dtype: got 'words'")):
+        with pytest.raises(UsageError, match=message):
+            TreeSum(link, size, dtype)
     if link.size > 1:
         with pytest.raises(MismatchError, match="size"):
             TreeSum(link, 5 + link.rank, "f")

@@ -15,11 +15,11 @@ import mpiddl
 from mpiddl.cli import main
 from mpiddl.data import ShardedRows, open_data
 from mpiddl.errors import UsageError
-from mpiddl.layout import Layout
+from mpiddl.layout import Layout, rank_shards
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
 from mpiddl.optim import SGD
-from mpiddl.strategies import AllReduce, Strategy, chain
+from mpiddl.strategies import AllReduce, Placement, Strategy, chain
 from mpiddl.transport import virtual
 
 JOB = {"epochs": 2, "batch": 50, "max_steps": 30, "hidden": (32,), "quiet": True, "reproducible": True}
@@ -133,6 +133,25 @@ def test_the_gradient_is_the_serial_tree_of_the_shards_gradients(shards, batch):
         leaves.append(FlatBuffer(model.shapes, "float32"))
         model.gradient(params.views, x, y, leaves[-1].views)
     assert seen[-1].tobytes() == serial([leaf.flat for leaf in leaves]).tobytes()
+
+
+class Apart(AllReduce):
+    """A sum into the gradient's own place, of which the last ``idle`` ranks have no shards."""
+
+    by_shard, idle = True, 0
+
+    def placement(self, shards, rank, size):
+        busy = size - self.idle
+        return Placement(rank_shards(shards, busy, rank) if rank < busy else [])
+
+
+class Idle(Apart):
+    idle = 1
+
+
+def test_a_rank_without_shards_adds_nothing():
+    job = {"reproducible": False, "shards": 4}
+    assert on(3, strategy=Idle(), **job) == on(2, strategy=Apart(), **job)
 
 
 def start_of(model, data):

@@ -40,6 +40,7 @@ from mpiddl.collectives.base import (
     check_alike,
     check_alive,
     pieces,
+    plan_dtype,
     run,
 )
 from mpiddl.collectives.wire import Wire
@@ -167,6 +168,8 @@ class TreeSum(Queue):
 
     Raises
     ------
+    ShapeError, UsageError
+        On every rank: a size, dtype or op that cannot be taken; the message names the ranks that gave it.
     MismatchError
         On every rank: ranks gave different sizes, dtypes or ops.
     CommError
@@ -181,7 +184,8 @@ class TreeSum(Queue):
     def __init__(self, comm: Any, size: int, dtype: DTypeLike, op: Op = SUM):
         check_alive(comm)
         comm.patient_barrier(0.0)  # others may still wait for what was started before
-        kind = np.dtype(dtype)
+        with agreed(comm):
+            kind = plan_dtype(size, dtype, op)
         check_alike(comm, "TreeSum", size=size, dtype=kind, op=op.name)
         near = neighbours(comm)
         self._comm, self._op, self._arena = comm, op, Arena(comm)

@@ -36,13 +36,13 @@ from mpiddl.collectives.base import (
     ceil_div,
     check_alike,
     check_alive,
-    check_op,
-    flat,
+    check_whole,
     pieces,
+    plan_dtype,
     run,
 )
 from mpiddl.collectives.wire import Wire
-from mpiddl.errors import CommError, ShapeError, UsageError
+from mpiddl.errors import CommError, UsageError
 from mpiddl.kernels.node_sum import node_sum
 from mpiddl.memory import ALIGNMENT
 from mpiddl.topology import neighbours
@@ -212,15 +212,8 @@ class TwoStep(Queue):
 
 def _checked(size: Any, dtype: Any, op: Any, leader: Any, segment_bytes: Any) -> np.dtype:
     """The dtype, if all arguments of a plan make sense."""
-    try:
-        kind = np.dtype(dtype)
-    except TypeError as error:
-        raise UsageError(f"dtype: got {dtype!r}, wanted the name of one: {error}") from None
-    flat("dtype", np.empty(0, kind))
-    check_op(op, kind)
-    for name, value, least in (("size", size, 0), ("segment_bytes", segment_bytes, 1)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise ShapeError(f"{name}: got {value!r}, wanted a whole number from {least}")
+    kind = plan_dtype(size, dtype, op)
+    check_whole("segment_bytes", segment_bytes, 1)
     if not isinstance(leader, bool):
         raise UsageError(f"leader: got {leader!r}, wanted True or False")
     return kind

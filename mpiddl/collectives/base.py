@@ -222,6 +222,24 @@ def check_op(op: Any, dtype: np.dtype) -> None:
         raise UsageError(f"op: got {op.name} for {dtype}, wanted SUM or PROD: complex numbers have no order")
 
 
+def plan_dtype(size: Any, dtype: Any, op: Any) -> np.dtype:
+    """The dtype of what is set up for calls of one size, if all three make sense; a `UsageError` or `ShapeError` if not."""
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise UsageError(f"dtype: got {dtype!r}, wanted the name of one: {error}") from None
+    flat("dtype", np.empty(0, kind))
+    check_op(op, kind)
+    check_whole("size", size, 0)
+    return kind
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raise a `ShapeError` for what is no whole number, or too small a one."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ShapeError(f"{name}: got {value!r}, wanted a whole number from {least}")
+
+
 def check_root(comm: Any, root: Any) -> None:
     """Raise a `UsageError` for what is no rank."""
     if not isinstance(root, (int, np.integer)) or not 0 <= root < comm.size:
