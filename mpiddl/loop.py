@@ -140,8 +140,8 @@ class Gradient:
     """The gradient of a rank's rows into one flat buffer, each part handed to the strategy as soon as it is final.
 
     Of rows that come in several parts, shard by shard, it is the sum in a binary tree over them, each taken alone: then the
-    tree of all shards has the same bits whoever holds which branch of it. Cost: as many buffers as the tree has levels, and
-    one addition of them a part.
+    tree of all shards has the same bits whoever holds which branch of it. The model is then asked in the same way for every
+    shard, and the strategy is handed the whole at the end. Cost: a buffer for each level of the tree, an addition a part.
     """
 
     def __init__(self, comm: Comm, model: Any, params: FlatBuffer, strategy: Strategy):
@@ -160,8 +160,9 @@ class Gradient:
         def ready(part: slice) -> None:
             state.strategy = self.strategy.start(comm, state.strategy, self.flat, part, step)
 
-        if len(parts) == 1:
-            return self._of(state.params, parts[0], self.buffer, ready)
+        if not self.strategy.by_shard:
+            (rows,) = parts
+            return self._of(state.params, rows, self.buffer, ready)
         score = self._tree(state.params, parts)
         ready(slice(0, self.flat.size))
         return score

@@ -95,6 +95,20 @@ def test_models_that_call_a_library_and_shards_without_rows():
         assert len({on(size, Linear(70), (x, y), **job) for size in (1, 2, 4, 8, 16)}) == 1
 
 
+def test_a_model_is_asked_in_the_same_way_however_many_shards_a_rank_holds():
+    rng = np.random.default_rng(0)
+    x, y, called = rng.standard_normal((99, 4)), rng.standard_normal(99), set()
+
+    class Asked(Linear):
+        def gradient(self, params, x, y, grad, ready=None):
+            called.add(ready is None)
+            return super().gradient(params, x, y, grad)
+
+    for size in (1, 16):
+        on(size, Asked(4), (x, y), batch=32, rate=0.001)
+    assert called == {True}
+
+
 def test_zeros_keep_their_signs():
     """A gradient of -0 from shards with rows, +0 from those without, and a weight that shows which of them came out."""
 
