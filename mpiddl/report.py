@@ -129,7 +129,7 @@ def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
     table.add_row("sent (MB)", f"{sum(split.bytes for split in splits) / len(splits) / 1e6:.2f}", "",
                   f"{splits[slowest].bytes / 1e6:.2f}")
     print(f"\n{headline(summary)}\n{summary['strategy']} on {ranks}, {summary['mpi']}")
-    if summary["reproducible"]:
+    if summary.get("reproducible"):
         print(f"reproducible, sha256 of the weights {summary['checkpoint_sha256']}")
     _console().print(table)
 
