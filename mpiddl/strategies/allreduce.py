@@ -22,6 +22,8 @@ from mpiddl.transport.base import IN_PLACE, Comm
 class AllReduce(Strategy):
     """Sum the gradients over all ranks in every step."""
 
+    sums_gradients = True
+
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
         if comm.size > 1:
             comm.Allreduce(IN_PLACE, grad)

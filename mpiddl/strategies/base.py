@@ -126,10 +126,12 @@ class Strategy:
     replicated : after `mix` the parameters and moments are the same bits on every rank (checked at each checkpoint).
     lockstep : all ranks take the same steps together, so that the loop may communicate between steps (validation,
         checkpoints, time limits) without holding anybody up.
+    sums_gradients : what a step does with the gradients of all ranks is their sum, and nothing else.
     """
 
     replicated: bool = True
     lockstep: bool = True
+    sums_gradients: bool = False
 
     def __repr__(self) -> str:
         return f"{type(self).__qualname__}()"
@@ -147,6 +149,14 @@ class Strategy:
         Called on every rank, before the first step.
         """
         return None
+
+    def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
+        """What the user should know before a run with gradients of ``size`` elements: a sentence, or nothing. Collective."""
+        return ""
+
+    def figures(self, comm: Comm, size: int, dtype: np.dtype) -> dict[str, Any]:
+        """What the summary of a run says about its communication: plain values. This rank's; it does not talk."""
+        return {}
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         """State before the first step. Called on every rank with the same parameters."""

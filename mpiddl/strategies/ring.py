@@ -25,6 +25,7 @@ class Ring(Strategy):
     """Sum the gradients over all ranks in every step, round a ring; ``overlap`` 1: while the rest is computed."""
 
     overlap: int = 0
+    sums_gradients = True
 
     def __post_init__(self) -> None:
         if self.overlap not in (0, 1):

@@ -27,6 +27,7 @@ class TwoStep(Strategy):
     """Sum the gradients over all ranks in every step, in two steps; ``form`` says who talks to other nodes."""
 
     form: str = "slices"
+    sums_gradients = True
 
     def check(self, size: int) -> None:
         if self.form not in FORMS:
