@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import mpiddl
+from mpiddl.collectives import progress
 from mpiddl.collectives.buckets import Buckets
 from mpiddl.errors import CommError, UsageError
 from mpiddl.models import MLP
@@ -79,6 +81,25 @@ def test_every_rank_on_a_node_of_its_own(comm, monkeypatch):
     assert max(seen[: ours.summary["steps"]]) == 1 and not threads()
     hidden = ours.summary["overlap"]
     assert hidden["communication_ms"] > 0 and 0 <= hidden["could_be_hidden_ms"] <= hidden["communication_ms"] + 0.001
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_thread_and_a_waiting_rank_that_cut_in_on_each_other_lose_no_message(link, monkeypatch):
+    """Both ask the library for all requests at once, and what it has called complete it never names again."""
+    monkeypatch.setattr(MpiComm, "nodes", lambda self: list(range(self.size)))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        buckets = Buckets(link, 2000, np.dtype("d"), 64)
+        with progress(link) as moving:
+            for _ in range(30):
+                buckets.input[:] = link.rank
+                for begin in range(0, 2000, 400):
+                    moving.on(buckets.start(begin, begin + 400))
+                buckets.wait()
+                assert (buckets.result == sum(range(link.size))).all()
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.mpi(min_size=2)

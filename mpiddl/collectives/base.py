@@ -142,15 +142,18 @@ def go_on(comm: Any, several: Sequence[Started]) -> None:
 
     So many Python steps a request are spared that a thread can do it thousands of times a second.
     """
-    held = [started for started in several if started._lock.acquire(blocking=False)]
+    for started in several:
+        if started._comm.freed:
+            started.move_on()
+    held = [started for started in several if not started._over and started._lock.acquire(blocking=False)]
     try:
-        done = comm.test_some([started._pending for started in held])
+        # Held to the end: what the library has once called complete it never names again.
+        for started, done in zip(held, comm.test_some([started._pending for started in held]), strict=True):
+            if done:
+                started._drive(_test)
     finally:
         for started in held:
             started._lock.release()
-    for started, changed in zip(held, done, strict=True):
-        if changed or comm.freed:
-            started.move_on()
 
 
 def _wait(request: Request) -> bool:
