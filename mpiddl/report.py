@@ -129,6 +129,9 @@ def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
     table.add_row("sent (MB)", f"{sum(split.bytes for split in splits) / len(splits) / 1e6:.2f}", "",
                   f"{splits[slowest].bytes / 1e6:.2f}")
     print(f"\n{headline(summary)}\n{summary['strategy']} on {ranks}, {summary['mpi']}")
+    if overlap := summary.get("overlap"):
+        print("a step on rank 0: {was_hidden_ms:.1f} of {could_be_hidden_ms:.1f} ms of communication that could be hidden "
+              "behind computing were; {communication_ms:.1f} ms in all".format(**overlap))
     _console().print(table)
 
 

@@ -113,7 +113,9 @@ def test_a_thread_level_too_low_is_said_and_changes_no_bit(comm, monkeypatch, ca
     capfd.readouterr()
     degraded = mpiddl.train("mlp", "digits", comm=comm, strategy=Auto(ROW), **{**JOB, "quiet": False})
     assert weights(best).tobytes() == weights(degraded).tobytes()
-    assert capfd.readouterr().err.count("auto: threads: too low: communication goes on only between") == (comm.rank == 0)
+    out, err = capfd.readouterr()
+    assert err.count("auto: threads: too low: communication goes on only between") == (comm.rank == 0)
+    assert ("ms of communication that could be hidden behind" in out) == (comm.rank == 0)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -136,6 +138,38 @@ def test_a_failure_in_the_middle_of_a_backward_pass_ends_all_ranks_and_the_threa
     with pytest.raises(ZeroDivisionError, match="in the middle"):
         mpiddl.train(Breaking((64, 32, 10)), "digits", comm=comm, strategy=Auto(8), **job)
     assert not threads()
+
+
+LONE = """
+import mpiddl
+from mpiddl.models import MLP
+from mpiddl.strategies import Auto
+from mpiddl.transport.mpi import connect
+
+comm = connect()
+
+class Breaking(MLP):
+    calls = 0
+
+    def gradient(self, params, x, y, grad, *, ready=None, work=None):
+        type(self).calls += 1
+
+        def broken(part):
+            ready(part)
+            if comm.rank == 1 and self.calls > 6:
+                raise ZeroDivisionError("rank 1 alone")
+
+        return super().gradient(params, x, y, grad, ready=broken if ready else None, work=work)
+
+mpiddl.train(Breaking((64, 32, 10)), "digits", comm=comm, strategy=Auto(8), quiet=True)
+"""
+
+
+def test_a_failure_of_one_rank_alone_ends_the_job(mpirun, tmp_path):
+    program = tmp_path / "lone.py"
+    program.write_text(LONE)
+    done = mpirun(2, sys.executable, program, timeout_s=40)
+    assert done.returncode != 0 and "error on rank 1 of 2, the job ends" in done.stderr and "rank 1 alone" in done.stderr
 
 
 @pytest.mark.mpi(min_size=2)

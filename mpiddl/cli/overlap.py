@@ -44,9 +44,7 @@ def overlap(path: Path | None, plot: Path | None, hidden: str, batch_per_rank: i
         print(module.sentence(found["overlap"]))
         if not found["thread"]:
             print("no progress thread: the MPI library takes no calls from several threads")
-        if plot:
-            module.draw(plot, found)
-    keep(os.environ, "overlap", rows, path)
+    keep(os.environ, "overlap", rows, path, plot, lambda file, title, rows: module.draw(file, found))
 
 
 def _widths(text: str) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """The strategy interface: how ranks agree on one model.
 
-A strategy is seven functions, all optional; what is not written is the identity.
+A strategy is seven functions, all optional; what is not written is the identity. Two more, `note` and `figures`, say
+something about it to the user.
 
     placement   which shards a rank trains on
     memory      where the gradient is made, if a collective wants to find it there

@@ -268,7 +268,7 @@ class MpiComm:
 
     def test_some(self, requests: Sequence[Any]) -> list[bool]:
         """Whether each may be complete: one call of the library for all that are its own, True for the others."""
-        own = [number for number, request in enumerate(requests) if isinstance(request, MpiRequest) and request.started]
+        own = [number for number, request in enumerate(requests) if isinstance(request, MpiRequest) and request.under_way]
         done = [True] * len(requests)
         if own:
             for number in own:
@@ -320,7 +320,7 @@ class MpiRequest:
         self._done(entered)
 
     @property
-    def started(self) -> bool:
+    def under_way(self) -> bool:
         """Whether it has not been found complete yet."""
         return bool(self._buffers)
 
