@@ -2,7 +2,7 @@
 
 The sum runs over the rows, which are few, and the result is large: it is written once, and the place of the next tile
 is fetched for writing meanwhile. Both factors are small and packed: x by columns, ROWS at a time; delta by panels, and
-its rows are added up on the way.
+its rows are added up on the way. Packed once, delta serves for as many parts of the gradient as the caller asks for.
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ def weight_gradient_scratch(rows: int, outputs: int, itemsize: int) -> int:
 
 
 @kernel
-def weight_gradient(x, delta, grad, grad_bias, scratch, begin, end):
-    """grad[begin:end] = (x.T @ delta)[begin:end]; if begin is 0, grad_bias = the sum of the rows of delta, too.
+def weight_gradient(x, delta, grad, grad_bias, packed, scratch, begin, end):
+    """grad[begin:end] = (x.T @ delta)[begin:end]; if end is k, grad_bias = the sum of the rows of delta, too.
 
     x (n, k), delta (n, m), grad (k, m) and grad_bias (m,) are C-contiguous and of one dtype; `scratch` holds
-    `weight_gradient_scratch` elements. Without rows both gradients are zero.
+    `weight_gradient_scratch` elements. Without rows both gradients are zero. If `packed`, `scratch` is as the last call
+    with this delta left it: delta is not packed again, and grad_bias is left alone.
     """
     n, m, size = x.shape[0], delta.shape[1], size_of(x)
     height = part_size(end - begin, max(ROWS, min(BLOCK_ROWS, BLOCK_BYTES // size // max(n, 1))), ROWS)
     # In scratch: a row of zeros, partial sums, delta, a block of x.
     zeros = base(scratch)
-    for j in range(PANEL_BYTES // size):
-        scratch[j] = 0
     sums = zeros + PANEL_BYTES
-    right = sums + height * PANEL_BYTES
+    right = sums + BLOCK_ROWS * PANEL_BYTES
     left = right + n * round_up(m, lanes_of(x)) * size
-    if begin == 0:
-        for j in range(m):
-            grad_bias[j] = 0
-    _pack_delta(delta, right, base(grad_bias) if begin == 0 else 0)
+    if not packed:
+        for j in range(PANEL_BYTES // size):
+            scratch[j] = 0
+        last = end == x.shape[1]
+        if last:
+            for j in range(m):
+                grad_bias[j] = 0
+        _pack_delta(delta, right, base(grad_bias) if last else 0)
     for top in range(begin, end, height):
         _block(x, m, base(grad), zeros, sums, right, left, top, min(end, top + height))
 

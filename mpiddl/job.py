@@ -73,7 +73,7 @@ class Job:
     step_epochs: float = setting(10.0, "schedule 'step': epochs between two reductions", above=0)
     step_factor: float = setting(0.1, "schedule 'step': factor of each reduction", above=0, most=1)
     scale_rate: int = setting(0, "scale the rate by batch / this batch size (linear scaling); 0: do not", least=0)
-    strategy: str = setting("allreduce", "how ranks agree: alone, allreduce, two-step, ring[:overlap=1], local-sgd[:period=8]")
+    strategy: str = setting("allreduce", "how ranks agree: allreduce, auto, two-step, ring[:overlap=1], local-sgd[:period=8]")
     reproducible: bool = setting(False, "the same weights, bit for bit, on 1, 2, 4, ... ranks, one a shard at most; slower")
     threads: int = setting(0, "BLAS and numba threads a rank; 0: cores / ranks of the node", least=0)
     log_every: int = setting(50, "steps between two lines of metrics", least=1)

@@ -131,6 +131,9 @@ def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
     print(f"\n{headline(summary)}\n{summary['strategy']} on {ranks}, {summary['mpi']}")
     if summary.get("reproducible"):
         print(f"reproducible, sha256 of the weights {summary['checkpoint_sha256']}")
+    if overlap := summary.get("overlap"):
+        print("a step on rank 0: {was_hidden_ms:.1f} of {could_be_hidden_ms:.1f} ms of communication that could be hidden "
+              "behind computing were; {communication_ms:.1f} ms in all".format(**overlap))
     _console().print(table)
 
 

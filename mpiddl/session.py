@@ -89,7 +89,9 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
         with agreed(control):
             if folder and control.rank == 0:
                 folder.write_job(job.as_dict(), request.of_a_program())
-        said = (thread_note, _data_note(control, rows, strategy), _resume_note(request, earlier, about, control.size))
+        size, dtype = sum(prod(shape) for shape in model.shapes.values()), np.dtype(job.dtype)
+        said = (thread_note, _data_note(control, rows, strategy), _resume_note(request, earlier, about, control.size),
+                strategy.note(link, size, dtype))
         notes = [note for note in said if note]
         warm(control, model, optimiser, rows, job, strategy)
         yield Session(request, job, folder, earlier, model, optimiser, strategy, plan, rows, test, about, notes)

@@ -163,7 +163,8 @@ def _run(link: Any, control: Any, session: Session) -> Result:
     finally:
         shown.close()
         lines.close()
-    summary = _summary(control, session, state, metrics, splits, tested, watch.ended, manifest)
+    figures = session.strategy.figures(link, state.params.flat.size, state.params.dtype)
+    summary = {**_summary(control, session, state, metrics, splits, tested, watch.ended, manifest), **control.bcast(figures)}
     if control.rank == 0:
         _hand_over(session, summary, splits, history)
     return Result(session.model, state.params.views, summary, history, control.rank)

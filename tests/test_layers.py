@@ -27,7 +27,7 @@ collectives
 arena
 topology
 transport
-memory footprint layout clock threads launch finding terminal disk testbed
+memory footprint layout overlap clock threads launch finding terminal disk testbed
 errors version
 kernels
 """

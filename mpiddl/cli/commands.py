@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mpiddl.cli import collectives, decomposition, testbed, tuning
+from mpiddl.cli import collectives, decomposition, overlap, testbed, tuning
 from mpiddl.errors import UsageError
 from mpiddl.job import FIELDS, make_job, read_job_file
 from mpiddl.version import __version__
@@ -159,6 +159,7 @@ def bench() -> None:
 
 
 collectives.add_to(bench)
+bench.add_command(overlap.overlap)
 mpiddl.add_command(testbed.testbed)
 decomposition.add_to(mpiddl)
 decomposition.add_bench_to(bench)

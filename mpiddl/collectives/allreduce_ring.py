@@ -26,9 +26,13 @@ def allreduce_ring(wire: Wire, source: np.ndarray, result: np.ndarray, op: Op, *
     return reduce_round(wire, lambda begin, end: source[begin:end], result, op, **options)
 
 
-def reduce_round(wire: Wire, own: Own, result: np.ndarray, op: Op, **options: Any) -> Steps:
-    """The same of contributions made when they are needed: ``own(begin, end)`` is called once for each segment."""
-    ring, tag, combine = Ring(wire.comm, result.size, result.itemsize, **options), wire.tag(), COMBINE[op]
+def reduce_round(wire: Wire, own: Own, result: np.ndarray, op: Op, tag: int | None = None, **options: Any) -> Steps:
+    """The same of contributions made when they are needed: ``own(begin, end)`` is called once for each segment.
+
+    ``tag`` is that of all messages, drawn before where this may begin in another order than it was started in.
+    """
+    ring, combine = Ring(wire.comm, result.size, result.itemsize, **options), COMBINE[op]
+    tag = wire.tag() if tag is None else tag
     with wire.scratch(ring.segments * ring.slot, result.dtype) as scratch:
 
         def into(turn: int, segment: int, part: Part) -> np.ndarray:

@@ -154,6 +154,33 @@ class TwoStep(Queue):
         self._check_alive()
         return run(self._comm, self.wires, self.steps(self.result.size), blocking, self)
 
+    def start_part(self, begin: int, end: int) -> Started:
+        """Reduce elements ``begin`` to ``end`` of ``input`` as soon as these are there, while others are still written.
+
+        Parts are started in the same order on every rank and may be under way together; when all of them are over, `meet`
+        ends the reduction, and `result` is whole.
+        """
+        self._check_alive()
+        met = run(self._comm, (), self._meeting(), False, self) if self._near.local.size > 1 else None
+        tag = self._wire.tag() if self._wire else 0
+        return Started(self._comm, self.wires, self._part(met, begin, end, tag), self)
+
+    def meet(self) -> Started:
+        """The end of the parts: nobody of this node writes into `result` any more."""
+        self._check_alive()
+        return run(self._comm, (), self._meeting() if self._near.local.size > 1 else iter(()), False, self)
+
+    def _meeting(self) -> Steps:
+        yield self._arena.meet("input")
+
+    def _part(self, met: Started | None, begin: int, end: int, tag: int) -> Steps:
+        """The work on one part: of each stream a slice of it."""
+        if met is not None:
+            yield met
+        if self._near.local.rank < self._streams:
+            first, last = block_bounds(end - begin, self._streams, self._near.local.rank)
+            yield from self._slice(begin + first, begin + last, tag)
+
     def _check_alive(self) -> None:
         check_alive(self._comm)
         if not self._inputs:
@@ -181,7 +208,7 @@ class TwoStep(Queue):
             yield from self._slice(*block_bounds(size, self._streams, local.rank))
         yield self._arena.meet("input")
 
-    def _slice(self, begin: int, end: int) -> Steps:
+    def _slice(self, begin: int, end: int, tag: int | None = None) -> Steps:
         """All of the work on one slice of the result."""
         if self._wire is None:
             self._add_up(begin, end)
@@ -193,7 +220,7 @@ class TwoStep(Queue):
                 self._add_up(begin + first, begin + last)
             return result[first:last]
 
-        yield from reduce_round(self._wire, own, result, self._op, segment_bytes=self._segment_bytes)
+        yield from reduce_round(self._wire, own, result, self._op, tag, segment_bytes=self._segment_bytes)
 
     def _add_up(self, begin: int, end: int) -> None:
         """The node's inputs, in rank order, into its result."""

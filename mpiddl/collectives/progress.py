@@ -1,7 +1,9 @@
 """A thread that moves started collectives on while the main thread computes.
 
 Compiled kernels and numpy give up the interpreter lock, so the thread gets its turns. It needs an MPI that takes calls
-from several threads (MPI_THREAD_MULTIPLE), which mpiddl asks for; where the library grants less, `Progress` refuses.
+from several threads (MPI_THREAD_MULTIPLE), which mpiddl asks for; where the library grants less, `progress` refuses.
+Both libraries move messages over TCP inside their calls only, and those that wait keep a core busy: so it tests, and
+sleeps between two rounds of tests.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mpiddl.collectives.base import Started
+from mpiddl.collectives.base import Started, go_on
 from mpiddl.transport.base import Comm
 
 PAUSE_S = 0.0002
@@ -19,7 +21,17 @@ PAUSE_S = 0.0002
 
 
 class Progress:
-    """Requests that are looked after; `progress` makes one.
+    """Requests that are looked after; `progress` makes one for the length of a block. Whoever makes one calls `Free`.
+
+    Parameters
+    ----------
+    comm : Comm
+        Of which, and of whose kin, requests come.
+
+    Raises
+    ------
+    CommError
+        If the MPI library does not take calls from several threads; the same on every rank.
 
     Examples
     --------
@@ -31,44 +43,40 @@ class Progress:
             total.Wait()
     """
 
-    def __init__(self) -> None:
-        self._requests: list[Started] = []
+    def __init__(self, comm: Comm) -> None:
+        comm.check_threads()
+        self._comm = comm
         self._news = threading.Event()
-        self._over = False
+        self.freed = False
         self._thread = threading.Thread(target=self._run, name="mpiddl progress", daemon=True)
         self._thread.start()
 
     def on(self, request: Started) -> Started:
-        """Look after ``request`` until it is complete; returns it."""
-        self._requests.append(request)
+        """Look after ``request``, and whatever else this rank has started, until all is complete; returns it."""
         self._news.set()
         return request
 
+    def rest(self) -> None:
+        """Leave what is under way to the caller, who waits for it: two that ask would hold each other up."""
+        self._news.clear()
+
     def _run(self) -> None:
-        while not self._over:
+        while True:
             self._news.wait()
-            for request in list(self._requests):
-                if _over(request):
-                    self._requests.remove(request)
-            if not self._requests:
+            if self.freed:
+                return
+            go_on(self._comm, list(self._comm.started))  # all there are: another rank may wait for our part of those first
+            if not self._comm.started:
                 self._news.clear()
-                if self._requests:  # one came between the look and the clearing
+                if self._comm.started:  # one came between the look and the clearing
                     self._news.set()
             time.sleep(PAUSE_S)
 
-    def stop(self) -> None:
+    def Free(self) -> None:
         """End the thread; what is under way stays so."""
-        self._over = True
+        self.freed = True
         self._news.set()
         self._thread.join()
-
-
-def _over(request: Started) -> bool:
-    """Whether a request needs no more care; it keeps a failure for whoever waits for it."""
-    try:
-        return request.Test()
-    except BaseException:
-        return True
 
 
 @contextmanager
@@ -80,9 +88,8 @@ def progress(comm: Comm) -> Iterator[Progress]:
     CommError
         If the MPI library does not take calls from several threads; the same on every rank.
     """
-    comm.check_threads()
-    moving = Progress()
+    moving = Progress(comm)
     try:
         yield moving
     finally:
-        moving.stop()
+        moving.Free()

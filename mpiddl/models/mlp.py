@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from math import sqrt
 from typing import Literal
@@ -23,13 +23,18 @@ from mpiddl.errors import DataError, UsageError
 from mpiddl.memory import FlatBuffer, slices
 from mpiddl.models.base import Arrays, Ready, Score
 from mpiddl.models.checks import check_width, labels_of, one_of, rows_of, same_rows, targets_of
-from mpiddl.models.workspace import Workspace
+from mpiddl.models.workspace import UNIT, Workspace
 
 ACTIVATIONS = {"relu": kernels.RELU, "tanh": kernels.TANH}
 
 
 ROWS_AT_ONCE = 256
 """Rows that go through all layers together where no gradient is wanted: their activations stay in the caches."""
+
+
+SLICE_BYTES, SLICE_ROWS = 2 << 20, 256
+"""A large weight gradient is announced in slices of whole rows, of this size and so many rows at least: the first of
+them travel while the others are computed. Smaller ones would cost the product its blocks."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +125,7 @@ class MLP:
         layers = self._forward(params, x, work)
         score = self._loss(layers[-1], y)
         for layer in reversed(range(len(self._names))):
-            self._backward(layer, layers, grad, work)
-            if ready:
-                ready(self._parts[layer])
+            self._backward(layer, layers, grad, work, ready)
             if layer:
                 self._backward_to_inputs(layer, layers, params, work)
         return score.loss if score.correct is None else score
@@ -187,12 +190,20 @@ class MLP:
             work.share(kernels.forward, size, operations, *arguments)
         return layers
 
-    def _backward(self, layer: int, layers: list[np.ndarray], grad: Arrays, work: Workspace) -> None:
-        """Gradient with respect to a layer's weights and biases, its output's gradient being in its place."""
+    def _backward(self, layer: int, layers: list[np.ndarray], grad: Arrays, work: Workspace, ready: Ready | None) -> None:
+        """Gradient with respect to a layer's weights and biases, its output's gradient being in its place, last rows first."""
         weight, bias = self._names[layer]
-        x, delta = layers[layer], layers[layer + 1]
-        arguments = x, delta, grad[weight], grad[bias]
-        work.share(kernels.weight_gradient, self.sizes[layer], 2 * x.size * delta.shape[1], *arguments)
+        x, delta, width = layers[layer], layers[layer + 1], self.sizes[layer + 1]
+        part, packed = self._parts[layer], False
+        start, stop = part.start, part.stop  # the biases, behind the weights, come with the first slice
+        whole = [slice(0, self.sizes[layer])]
+        for rows in row_slices(self.sizes[layer], width, delta.itemsize, self.threads) if ready else whole:
+            arguments = x, delta, grad[weight], grad[bias], packed
+            work.share(kernels.weight_gradient, rows.stop, 2 * x.size * width, *arguments, first=rows.start)
+            begin, packed = start + rows.start * width, True
+            if ready:
+                ready(slice(begin, stop))
+            stop = begin
 
     def _backward_to_inputs(self, layer: int, layers: list[np.ndarray], params: Arrays, work: Workspace) -> None:
         """Gradient with respect to a layer's inputs, in the place of these: they have served."""
@@ -209,6 +220,23 @@ class MLP:
         if bad >= 0:
             raise DataError(f"y: row {first + bad} has label {y[bad]}, wanted 0 to {outputs.shape[1] - 1}")
         return Score(loss, correct)
+
+
+@cache
+def row_slices(rows: int, width: int, itemsize: int, threads: int = 1) -> list[slice]:
+    """The rows of a weight gradient of ``width`` columns as they are computed and announced: the last slice first.
+
+    They depend on no rank and no batch. The first one is no longer than needed for all ``threads``, since what it packs
+    serves the others.
+
+    Examples
+    --------
+    >>> row_slices(784, 2048, 4)
+    [slice(528, 784, None), slice(272, 528, None), slice(0, 272, None)]
+    """
+    least = max(SLICE_ROWS, UNIT * threads, UNIT * round(SLICE_BYTES / (UNIT * width * itemsize)))
+    edges = [*(rows - least * number for number in range(max(1, rows // least))), 0]
+    return [slice(first, last) for last, first in pairwise(edges)]
 
 
 def Softmax(inputs: int, classes: int, initialisation: Literal["he", "glorot"] = "glorot") -> MLP:

@@ -40,17 +40,17 @@ class Workspace:
             raise ShapeError(f"x: {rows} rows came, at most {self.max_rows} were wanted, as the workspace has")
         return [array[:rows] for array in self.outputs]
 
-    def share(self, kernel: Callable, size: int, operations: float, *arguments: object) -> None:
-        """Call ``kernel(*arguments, scratch, begin, end)`` for parts of range(size), one for each thread."""
+    def share(self, kernel: Callable, size: int, operations: float, *arguments: object, first: int = 0) -> None:
+        """Call ``kernel(*arguments, scratch, begin, end)`` for parts of range(first, size), one for each thread."""
         if self.pool is None or operations < WORTH_SHARING:
-            kernel(*arguments, self.scratch[0], 0, size)
+            kernel(*arguments, self.scratch[0], first, size)
             return
-        units = -(-size // UNIT)
+        units = -(-(size - first) // UNIT)
         threads = min(len(self.scratch), max(units, 1))  # no part is empty: two that begin alike would do the same work
-        edges = [min(size, UNIT * (units * t // threads)) for t in range(threads + 1)]
-        (own, first), *rest = zip(self.scratch, pairwise(edges), strict=False)
+        edges = [min(size, first + UNIT * (units * t // threads)) for t in range(threads + 1)]
+        (own, mine), *rest = zip(self.scratch, pairwise(edges), strict=False)
         waiting = [self.pool.submit(kernel, *arguments, scratch, *part) for scratch, part in rest]
-        kernel(*arguments, own, *first)
+        kernel(*arguments, own, *mine)
         for part in waiting:
             part.result()
 

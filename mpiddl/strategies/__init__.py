@@ -12,6 +12,7 @@ from typing import Any
 from mpiddl.errors import UsageError
 from mpiddl.strategies.allreduce import AllReduce
 from mpiddl.strategies.alone import Alone
+from mpiddl.strategies.auto import Auto
 from mpiddl.strategies.base import Combined, Pending, Placement, Replica, Step, Strategy, describe
 from mpiddl.strategies.chain import chain
 from mpiddl.strategies.local_sgd import LocalSGD
@@ -20,6 +21,7 @@ from mpiddl.strategies.tree import Tree
 from mpiddl.strategies.two_step import TwoStep
 
 NAMES: dict[str, type[Strategy]] = {
+    "auto": Auto,
     "alone": Alone,
     "allreduce": AllReduce,
     "two-step": TwoStep,
@@ -31,6 +33,7 @@ __all__ = [
     "NAMES",
     "AllReduce",
     "Alone",
+    "Auto",
     "Combined",
     "LocalSGD",
     "Pending",

@@ -1,6 +1,7 @@
 """The strategy interface: how ranks agree on one model.
 
-A strategy is seven functions, all optional; what is not written is the identity.
+A strategy is seven functions, all optional; what is not written is the identity. Two more, `note` and `figures`, say
+something about it to the user.
 
     placement   which shards a rank trains on
     memory      where the gradient is made, if a collective wants to find it there
@@ -152,6 +153,14 @@ class Strategy:
         Called on every rank, before the first step.
         """
         return None
+
+    def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
+        """What the user should know before a run with gradients of ``size`` elements: a sentence, or nothing. Collective."""
+        return ""
+
+    def figures(self, comm: Comm, size: int, dtype: np.dtype) -> dict[str, Any]:
+        """What the summary of a run says about its communication: plain values. This rank's; it does not talk."""
+        return {}
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         """State before the first step. Called on every rank with the same parameters."""

@@ -33,6 +33,12 @@ class Chain(Strategy):
     def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
         return self.members[0].memory(comm, size, dtype)
 
+    def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
+        return "; ".join(filter(None, (member.note(comm, size, dtype) for member in self.members)))
+
+    def figures(self, comm: Comm, size: int, dtype: np.dtype) -> dict[str, Any]:
+        return {name: value for member in self.members for name, value in member.figures(comm, size, dtype).items()}
+
     def init(self, comm: Comm, replica: Replica) -> Any:
         return [member.init(comm, replica) for member in self.members]
 

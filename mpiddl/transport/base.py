@@ -8,7 +8,7 @@ The one departure: `Probe` returns the envelope instead of filling in a status.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -113,6 +113,7 @@ class Comm(Protocol):
 
     Beyond mpi4py's: ``nodes`` says on which node each rank is, ``share`` gives the ranks of one node memory in common,
     ``kept`` makes, collectively, what lives as long as the communicator, ``progress`` lets the library move messages,
+    ``test_some`` asks the library for several requests at once,
     ``started`` is what this rank has under way, on whatever communicator: who waits for one thing must move the others on.
     """
 
@@ -155,6 +156,8 @@ class Comm(Protocol):
     def kept(self, key: Any, make: Callable[[], Any]) -> Any: ...
 
     def progress(self) -> None: ...
+
+    def test_some(self, requests: Sequence[Any]) -> list[bool]: ...
 
     def patient_barrier(self, pause_s: float = 0.002) -> None: ...
 

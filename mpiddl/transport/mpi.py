@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -266,6 +266,17 @@ class MpiComm:
                 "call Test() on requests while computing instead"
             )
 
+    def test_some(self, requests: Sequence[Any]) -> list[bool]:
+        """Whether each may be complete: one call of the library for all that are its own, True for the others."""
+        own = [number for number, request in enumerate(requests) if isinstance(request, MpiRequest) and request.under_way]
+        done = [True] * len(requests)
+        if own:
+            for number in own:
+                done[number] = False
+            for which in self._mpi.Request.Testsome([requests[number].raw for number in own]) or ():
+                done[own[which]] = True
+        return done
+
     def wait(self, request: Any, pause_s: float = 0.0) -> None:
         """Wait for one of the library's requests, and move on what else this rank has started: others may wait for that."""
         while not request.Test():
@@ -297,19 +308,24 @@ class MpiRequest:
     """A started operation; keeps its buffers alive until it is complete."""
 
     def __init__(self, raw: Any, comm: MpiComm, buffers: tuple[Any, ...], collective: bool = False):
-        self._raw, self._comm, self._meter, self._buffers, self._collective = raw, comm, comm.meter, buffers, collective
-        self._started = now()
+        self.raw, self._comm, self._meter, self._buffers, self._collective = raw, comm, comm.meter, buffers, collective
+        self._began = now()
 
     def Wait(self) -> None:
         entered = now()
         if any(started.idle for started in self._comm.started):
-            self._comm.wait(self._raw)
+            self._comm.wait(self.raw)
         else:
-            self._raw.Wait()
+            self.raw.Wait()
         self._done(entered)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether it has not been found complete yet."""
+        return bool(self._buffers)
+
     def Test(self) -> bool:
-        if self._buffers and self._raw.Test():
+        if self._buffers and self.raw.Test():
             self._done(now())
         return not self._buffers
 
@@ -318,7 +334,7 @@ class MpiRequest:
             return
         left = now()
         if self._collective:
-            self._meter.synchronised(self._started, entered, left)
+            self._meter.synchronised(self._began, entered, left)
         else:
             self._meter.moving += left - entered
         self._buffers = ()

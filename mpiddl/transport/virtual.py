@@ -269,6 +269,10 @@ class VirtualComm:
     def fail(self, error: BaseException) -> None:
         """Nothing to agree on: `run` ends all ranks with the first failure."""
 
+    def test_some(self, requests: Sequence[Any]) -> list[bool]:
+        """There is no library to be asked: any of them may be complete."""
+        return [True] * len(requests)
+
     def check_threads(self) -> None:
         raise CommError("threads: virtual ranks take turns, wanted ranks of their own for a progress thread")
 

@@ -1,0 +1,100 @@
+"""The sum over all ranks of one array that is made part by part: a bucket's all-reduce starts when it is complete.
+
+Where each rank is on a node of its own, a bucket goes round the ring of all ranks, in place. Where nodes have several,
+it takes two steps: through shared memory in the nodes, by rings across them; nothing is copied.
+
+Cost a rank: as `allreduce_ring` and `allreduce_two_step`, 2 (N-1)/N V sent by a node; a bucket costs one latency of 2
+(N-1) segments, in which the wire works for the bucket before it.
+Source: Li et al. 2020, doi:10.14778/3415478.3415530, section 3.2 (buckets in the order of the backward pass).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from mpiddl.collectives.allreduce_ring import allreduce_ring
+from mpiddl.collectives.allreduce_two_step import TwoStep
+from mpiddl.collectives.base import SEGMENT_BYTES, Started, go_on
+from mpiddl.collectives.wire import Wire
+from mpiddl.memory import aligned_zeros
+from mpiddl.topology import neighbours
+from mpiddl.transport.base import SUM
+
+PAUSE_S = 0.00002
+"""Between two looks while a rank waits: others, and the kernel's own work on packets, may need its core."""
+
+
+class Buckets:
+    """An array and its sum; set up once, then for each sum: `start` every part, in the same order on every rank; `wait`.
+
+    Parameters
+    ----------
+    comm : Comm
+        All ranks that take part.
+    size : int
+        Elements.
+    dtype : dtype
+        Of the array and the sum.
+    segment_bytes : int
+        Size of a pipelined message.
+
+    Attributes
+    ----------
+    input : ndarray, shape (size,)
+        This rank's contribution. What was started must not be written before `wait` is over.
+    result : ndarray, shape (size,)
+        The sum: valid from `wait` to the next `start`. It may be ``input``, or memory of the node that is not to be written.
+
+    Communication
+    -------------
+    Making it is collective, as of `TwoStep`.
+    """
+
+    def __init__(self, comm: Any, size: int, dtype: np.dtype, segment_bytes: int = SEGMENT_BYTES):
+        self._comm, self._segment_bytes = comm, segment_bytes
+        self._plan: TwoStep | None = None
+        self.started: list[Started] = []
+        near = neighbours(comm)
+        if len(near.topology.nodes) == comm.size:
+            comm.patient_barrier(0.0)
+            self._wire = Wire(near.ring.Split(0, near.ring.rank))
+            self.input = self.result = aligned_zeros(size, dtype)
+        else:
+            self._plan = TwoStep(comm, size, dtype, segment_bytes=segment_bytes)
+            self.input, self.result = self._plan.input, self._plan.result
+        self.freed = False
+
+    def start(self, begin: int, end: int) -> Started:
+        """Elements ``begin`` to ``end`` of ``input`` are final: start their all-reduce; returns it."""
+        if self._plan is not None:
+            request = self._plan.start_part(begin, end)
+        else:
+            part, tag = self.input[begin:end], self._wire.tag()
+            steps = allreduce_ring(self._wire, part, part, SUM, tag=tag, segment_bytes=self._segment_bytes)
+            request = Started(self._comm, (self._wire.comm,), steps)
+        self.started.append(request)
+        return request
+
+    def wait(self) -> None:
+        """Until ``result`` is whole, on this rank and, where it is shared, on its node."""
+        started, self.started = self.started, []
+        while not all(request.over for request in started):
+            go_on(self._comm, list(self._comm.started))
+            time.sleep(PAUSE_S)
+        for request in started:
+            request.Wait()  # raises what went wrong
+        if self._plan is not None:
+            self._plan.meet().Wait()
+
+    def Free(self) -> None:
+        """Give the memory back; collective. The arrays must not be touched afterwards."""
+        self.freed = True
+        for request in self.started:
+            request.give_up("its Buckets was freed")
+        if self._plan is not None:
+            self._plan.Free()
+        else:
+            self._wire.comm.Free()

@@ -1,0 +1,162 @@
+"""Synchronous SGD whose communication is chosen for the user, and hidden behind the backward pass where that pays.
+
+The gradient is cut into buckets in the order in which the backward pass makes it, the last layer first. The all-reduce
+of a bucket starts when the bucket is complete, a progress thread moves it on while the rest is computed, and `combine`
+waits for what is left. Where nothing can be gained (`mpiddl.strategies.choice`) the whole is summed afterwards. The step is
+that of `allreduce`, to rounding.
+
+Cost a step: 2 (N-1)/N V sent by a node, N nodes; of the time, what the dependency graph does not allow to hide
+(`mpiddl.overlap`). A run's first steps but one go without overlap, to measure what there is to hide.
+Sources: buckets as in Li et al. 2020, doi:10.14778/3415478.3415530; the sum as `mpiddl.collectives.buckets`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiddl.collectives import TwoStep, allreduce
+from mpiddl.collectives.base import go_on
+from mpiddl.collectives.buckets import Buckets
+from mpiddl.collectives.progress import Progress
+from mpiddl.errors import CommError, UsageError
+from mpiddl.strategies.base import Combined, Replica, Step, Strategy
+from mpiddl.strategies.choice import Choice, choose
+from mpiddl.strategies.hidden import Hidden
+from mpiddl.transport.base import IN_PLACE, Comm
+
+
+@dataclass(frozen=True)
+class Auto(Strategy):
+    """Sum the gradients over all ranks in every step; ``bucket_bytes`` 0: as the machine asks for it."""
+
+    bucket_bytes: int = 0
+    sums_gradients = True
+
+    def __post_init__(self) -> None:
+        if self.bucket_bytes < 0:
+            raise UsageError(f"auto: bucket_bytes: got {self.bucket_bytes}, wanted 1 or more, or 0 for a choice")
+
+    def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
+        way = self._way(comm, size, dtype)
+        return way.sum.input if way.sum is not None else None
+
+    def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
+        trouble = self._way(comm, size, dtype).trouble
+        return trouble and f"auto: {trouble}: communication goes on only between the parts of the backward pass"
+
+    def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
+        way = self._way(comm, grad.size, grad.dtype)
+        if way.choice.algorithm != "buckets":
+            return state
+        begin, end = state.get("bucket", (part.stop, part.stop))
+        if part.stop != begin:  # not the next one backwards: what there is goes its way
+            way.bucket(begin, end)
+            end = part.stop
+        full = (end - part.start) * grad.itemsize >= way.choice.bucket_bytes
+        if full:
+            way.bucket(part.start, end)
+        way.move_on()
+        return {"bucket": [part.start, part.start if full else end], "done": state.get("done", 0) + part.stop - part.start}
+
+    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        way = self._way(comm, grad.size, grad.dtype)
+        algorithm = way.choice.algorithm
+        if algorithm == "doubling":
+            allreduce(comm, IN_PLACE, grad, algorithm="doubling")
+        if way.sum is None:
+            return Combined(grad, step.total, state)
+        if grad is not way.sum.input:  # a strategy before this one has made it
+            way.sum.input[:] = grad
+            state = {}
+        if isinstance(way.sum, TwoStep):
+            return Combined(way.sum(), step.total, state)
+        begin, end = state.get("bucket", (0, grad.size))
+        if state.get("done", grad.size) != grad.size:
+            raise UsageError(f"model.gradient: ready() was told of {state['done']} elements, wanted all {grad.size}, each once")
+        way.bucket(begin, end)
+        return Combined(way.wait(), step.total, {})
+
+    def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
+        self._way(comm, replica.params.size, replica.params.dtype).stop()
+
+    def figures(self, comm: Comm, size: int, dtype: np.dtype) -> dict[str, Any]:
+        way = self._way(comm, size, dtype)
+        return {"sums": f"{way.choice.algorithm}: {way.choice.why}", "overlap": way.hidden.summary()}
+
+    def _way(self, comm: Comm, size: int, dtype: np.dtype) -> Way:
+        """Made once, collectively; it lives as long as ``comm``."""
+        return comm.kept((self, size, dtype), lambda: Way(comm, size, dtype, self.bucket_bytes))
+
+
+class Way:
+    """What the sums of one gradient need: chosen, set up, measured; freed with its communicator.
+
+    sum : what adds up; None where nothing does, or arrays that lie anywhere serve.
+    trouble : why no thread moves communication on, or nothing.
+    """
+
+    def __init__(self, comm: Comm, size: int, dtype: np.dtype, bucket_bytes: int):
+        self.choice = choose(comm, size * dtype.itemsize)
+        if bucket_bytes and comm.size > 1:
+            self.choice = Choice("buckets", bucket_bytes, "as asked for")
+        self.trouble, self.hidden, self.freed = "", Hidden(), False
+        self.sum: TwoStep | Buckets | None = None
+        self._comm, self._later = comm, list[tuple[int, int]]()
+        self._thread: Progress | None = None
+        if self.choice.algorithm == "two-step":
+            self.sum = TwoStep(comm, size, dtype)
+        if self.choice.algorithm == "buckets":
+            self.sum = Buckets(comm, size, dtype)
+            try:
+                comm.check_threads()
+            except CommError as error:
+                self.trouble = str(error)
+
+    def bucket(self, begin: int, end: int) -> None:
+        """Elements ``begin`` to ``end`` are final."""
+        if begin < end:
+            self.hidden.ready(end - begin)
+            self._later.append((begin, end))
+            if not self.hidden.measuring:
+                self._send()
+
+    def move_on(self) -> None:
+        """Between two parts of the backward pass: where no thread does it, what is under way goes on now."""
+        if self.trouble:
+            go_on(self._comm, list(self._comm.started))
+
+    def wait(self) -> np.ndarray:
+        """The gradient is complete: until its sum is."""
+        assert isinstance(self.sum, Buckets)
+        self.hidden.computed()
+        if self._thread is not None:
+            self._thread.rest()
+        self._send()
+        self.sum.wait()
+        self.hidden.over()
+        return self.sum.result
+
+    def _send(self) -> None:
+        assert isinstance(self.sum, Buckets)
+        for begin, end in self._later:
+            request = self.sum.start(begin, end)
+            if not self.trouble and not self.hidden.measuring:
+                self._thread = self._thread or Progress(self._comm)
+                self._thread.on(request)
+        self._later.clear()
+
+    def stop(self) -> None:
+        """End the thread; the next bucket would start another."""
+        if self._thread is not None:
+            self._thread.Free()
+            self._thread = None
+
+    def Free(self) -> None:
+        """Collective."""
+        self.freed = True
+        self.stop()
+        if self.sum is not None:
+            self.sum.Free()

@@ -1,0 +1,47 @@
+"""Which all-reduce `auto` takes for a gradient, and in what buckets: the one place where that is decided."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from mpiddl.topology import neighbours
+
+BUCKET_BYTES = 2 << 20
+"""Smaller buckets start earlier and leave less at the end; larger ones cost fewer rounds. See docs/overlap.md."""
+
+WORTH_BYTES = 1 << 20
+"""A gradient below this is over in the time in which a thread is woken up."""
+
+SHORT_BYTES = 16 * 1024
+"""Up to here rounds count more than bytes."""
+
+
+class Choice(NamedTuple):
+    """How a gradient is summed.
+
+    algorithm : "none", "doubling", "two-step" (both after the backward pass), or "buckets" (during it).
+    bucket_bytes : least size of a bucket; 0 for the whole gradient.
+    why : half a sentence for the user.
+    """
+
+    algorithm: str
+    bucket_bytes: int
+    why: str
+
+
+def choose(comm: Any, nbytes: int) -> Choice:
+    """What to do with a gradient of ``nbytes`` on the ranks of ``comm``; the same on every rank.
+
+    Communication
+    -------------
+    Collective at the first call on ``comm``: its neighbours.
+    """
+    if comm.size == 1:
+        return Choice("none", 0, "there is one rank")
+    if len(neighbours(comm).topology.nodes) == 1:
+        return Choice("two-step", 0, "on one node memory is the limit, which computing needs as well")
+    if nbytes <= SHORT_BYTES:
+        return Choice("doubling", 0, f"for {nbytes} bytes rounds count more than bytes")
+    if nbytes < WORTH_BYTES:
+        return Choice("two-step", 0, f"{nbytes / 1e6:.2g} MB are too few to start early")
+    return Choice("buckets", BUCKET_BYTES, "links are slow enough to work while the backward pass goes on")
