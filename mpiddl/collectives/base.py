@@ -47,6 +47,7 @@ class Started:
         self._pending: Request | None = None
         self._arrived, self._entered = now(), 0.0
         self._over = False
+        self._then: list[Callable[[], None]] = []
         self._beside = comm.started
         self.failure: BaseException | None = None
         # First as far as it goes, then known to others: a progress thread must not draw its tag, later than a next one's.
@@ -73,6 +74,15 @@ class Started:
         if self.failure is not None:
             raise self.failure
         return self._over
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called once it is over, by whoever brings it to its end; at once if it is."""
+        with self._lock:
+            over = self._over
+            if not over:
+                self._then.append(call)
+        if over:
+            call()
 
     @property
     def over(self) -> bool:
@@ -135,6 +145,8 @@ class Started:
             self._comm.meter.sent(nbytes, messages)
         left = now()
         self._comm.meter.synchronised(self._arrived, self._entered or left, left)
+        while self._then:
+            self._then.pop(0)()
 
 
 def go_on(comm: Any, several: Sequence[Started]) -> None:

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from mpiddl.collectives import Started, calls
 from mpiddl.communicator.private import Private, keyval, private_of
-from mpiddl.communicator.request import moved
+from mpiddl.communicator.request import request_of
 from mpiddl.errors import CommError
 from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM, Op
 from mpiddl.transport.message import Memory, largest, numbers, payload
@@ -239,7 +239,8 @@ class Faster(_Base):
         return self._private
 
     def _moved(self, started: Started, buffers: Any, result: Memory) -> MPI.Request:
-        return moved(started, self._own.moving, buffers, result.put_back)
+        self._own.look_after(started)
+        return request_of(started, buffers, result.put_back)
 
     def _forget(self) -> None:
         self._private, self._floors = None, _FLOORS

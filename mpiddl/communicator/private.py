@@ -12,7 +12,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiddl.collectives.allreduce_staged import Stage, fits, stage
-from mpiddl.communicator.request import Moving
+from mpiddl.collectives.base import Started
+from mpiddl.collectives.progress import Progress
 from mpiddl.transport.base import SUM
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import chooser
@@ -40,7 +41,8 @@ class Private:
     """
 
     def __init__(self, link: MpiComm, choice: Any):
-        self.link, self.choice, self.moving = link, choice, Moving()
+        self.link, self.choice = link, choice
+        self._progress: Progress | None = None
         self._stages: dict[Any, Stage | None] = {}
         self.floors = {call: choice.floor(call) for call in CANDIDATES}
 
@@ -51,10 +53,16 @@ class Private:
             self._stages[dtype.char] = found if found is not None and not found.alone else None
         return None if self.link.started else self._stages[dtype.char]
 
+    def look_after(self, started: Started) -> None:
+        """Have a thread move it on, while the program computes or waits in the library."""
+        self._progress = self._progress or Progress(self.link)
+        self._progress.on(started)
+
     def close(self) -> None:
         """Collective."""
         self.floors.update(dict.fromkeys(self.floors, 0.0))  # whoever still has the handle then takes a closer look
-        self.moving.stop()
+        if self._progress is not None:
+            self._progress.Free()
         if not self.link.freed:
             self.link.Free()
 

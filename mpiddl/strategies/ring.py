@@ -27,7 +27,6 @@ class Ring(Strategy):
     sums_gradients = True
 
     overlap: int = 0
-    sums_gradients = True
 
     def __post_init__(self) -> None:
         if self.overlap not in (0, 1):

@@ -29,7 +29,6 @@ class TwoStep(Strategy):
     sums_gradients = True
 
     form: str = "slices"
-    sums_gradients = True
 
     def check(self, size: int) -> None:
         if self.form not in FORMS:
