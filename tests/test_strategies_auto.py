@@ -79,6 +79,7 @@ def test_every_rank_on_a_node_of_its_own(comm, monkeypatch):
     assert len(set(comm.allgather(weights(ours).tobytes()))) == 1
     assert distance(weights(ours), weights(theirs)) < 1e-12
     assert max(seen[: ours.summary["steps"]]) == 1 and not threads()
+    assert all(rank["communication"] + rank["waiting"] > 0 for rank in ours.summary["per_rank"])
     hidden = ours.summary["overlap"]
     assert hidden["communication_ms"] > 0 and 0 <= hidden["could_be_hidden_ms"] <= hidden["communication_ms"] + 0.001
 

@@ -32,9 +32,9 @@ ROWS_AT_ONCE = 256
 """Rows that go through all layers together where no gradient is wanted: their activations stay in the caches."""
 
 
-SLICE_BYTES, SLICE_ROWS = 2 << 20, 256
-"""A large weight gradient is announced in slices of whole rows, of this size and so many rows at least: the first of
-them travel while the others are computed. Smaller ones would cost the product its blocks."""
+SLICE_BYTES, SLICE_UNITS = 2 << 20, 4
+"""A large weight gradient is announced in slices of whole rows, of this size and so many units (`UNIT`) a thread at least:
+the first of them travel while the others are computed. Smaller ones would cost the product its blocks."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,8 @@ def row_slices(rows: int, width: int, itemsize: int, threads: int = 1) -> list[s
     >>> row_slices(784, 2048, 4)
     [slice(528, 784, None), slice(272, 528, None), slice(0, 272, None)]
     """
-    least = max(SLICE_ROWS, UNIT * threads, UNIT * round(SLICE_BYTES / (UNIT * width * itemsize)))
+    unit = UNIT * threads  # so that all threads have as much to do
+    least = unit * max(SLICE_UNITS, round(SLICE_BYTES / (unit * width * itemsize)))
     edges = [*(rows - least * number for number in range(max(1, rows // least))), 0]
     return [slice(first, last) for last, first in pairwise(edges)]
 
