@@ -15,11 +15,14 @@ from mpiddl.collectives.buckets import Buckets
 from mpiddl.errors import CommError, UsageError
 from mpiddl.models import MLP
 from mpiddl.overlap import Overlap, ideal, lengths, schedule
-from mpiddl.strategies import NAMES, AllReduce, Auto, Strategy, chain
+from mpiddl.strategies import NAMES, AllReduce, Auto, Replica, Step, Strategy, chain
 from mpiddl.strategies.choice import choose
 from mpiddl.strategies.hidden import MEASURED, Hidden
+from mpiddl.topology import neighbours
 from mpiddl.transport import virtual
 from mpiddl.transport.mpi import MpiComm
+from mpiddl.tuning import Entry, Table, write_table
+from mpiddl.tuning.place import place_of
 
 JOB = {"epochs": 2, "max_steps": 15, "batch": 60, "rate": 0.02, "quiet": True, "dtype": "float64", "hidden": (32, 16)}
 LAYOUTS = [(0,), (0, 0), (0, 1), (0, 1, 2), (0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 1), (0, 1, 2, 3)]
@@ -235,9 +238,33 @@ def test_the_choice_is_the_same_on_all_ranks_and_says_why(nodes, nbytes, algorit
     assert choice.algorithm == algorithm and choice.why and bool(choice.bucket_bytes) == (algorithm == "buckets")
 
 
+@pytest.mark.parametrize("algorithm", ["library", "ring", "doubling", "two-step"])
+def test_a_measured_table_is_followed(monkeypatch, tmp_path, algorithm):
+    monkeypatch.setenv("MPIDDL_TUNE", str(tmp_path / "tune.toml"))
+
+    def program(comm):
+        topology = neighbours(comm).topology
+        seconds = {"library": (1.0,), **({} if algorithm == "library" else {algorithm: (0.1,)})}
+        if comm.rank == 0:
+            entry = Entry(place_of(comm, topology), "allreduce", (1000,), seconds)
+            write_table(tmp_path / "tune.toml", Table((entry,)))
+        comm.Barrier()
+        choice = choose(comm, 4000)
+        strategy, grad = Auto(), np.full(1000, comm.rank + 1.0, np.float32)
+        memory = strategy.memory(comm, 1000, grad.dtype)
+        if memory is not None:
+            memory[:] = grad
+            grad = memory
+        replica = Replica(np.zeros(1000, np.float32), {})
+        combined = strategy.combine(comm, strategy.init(comm, replica), grad, replica, Step(0, 1, 3, 0.1))
+        return choice.algorithm, "measured" in choice.why, set(combined.grad.tolist())
+
+    assert virtual.run(3, program, nodes=[0, 0, 1]) == [(algorithm, True, {6.0})] * 3
+
+
 def test_who_sums_gradients():
     summing = {name for name, kind in NAMES.items() if kind.sums_gradients}
-    assert summing == {"allreduce", "two-step", "ring", "auto"} and not Strategy.sums_gradients
+    assert summing == {"alone", "allreduce", "two-step", "ring", "auto"} and not Strategy.sums_gradients
 
 
 def test_a_negative_bucket():

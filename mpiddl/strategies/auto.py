@@ -26,6 +26,7 @@ from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.choice import Choice, choose
 from mpiddl.strategies.hidden import Hidden
 from mpiddl.transport.base import IN_PLACE, Comm
+from mpiddl.tuning.rule import LIBRARY
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,10 @@ class Auto(Strategy):
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
         way = self._way(comm, grad.size, grad.dtype)
         algorithm = way.choice.algorithm
-        if algorithm == "doubling":
-            allreduce(comm, IN_PLACE, grad, algorithm="doubling")
+        if algorithm == LIBRARY:
+            comm.Allreduce(IN_PLACE, grad)
+        elif algorithm in ("doubling", "ring"):
+            allreduce(comm, IN_PLACE, grad, algorithm=algorithm)
         if way.sum is None:
             return Combined(grad, step.total, state)
         if grad is not way.sum.input:  # a strategy before this one has made it
@@ -106,8 +109,8 @@ class Way:
         self.sum: TwoStep | Buckets | None = None
         self._comm, self._later = comm, list[tuple[int, int]]()
         self._thread: Progress | None = None
-        if self.choice.algorithm == "two-step":
-            self.sum = TwoStep(comm, size, dtype)
+        if self.choice.algorithm.startswith("two-step"):
+            self.sum = TwoStep(comm, size, dtype, leader=self.choice.algorithm == "two-step-leader")
         if self.choice.algorithm == "buckets":
             self.sum = Buckets(comm, size, dtype)
             try:

@@ -1,10 +1,16 @@
-"""Which all-reduce `auto` takes for a gradient, and in what buckets: the one place where that is decided."""
+"""Which all-reduce `auto` takes for a gradient, and in what buckets: the one place where that is decided.
+
+What a table of ``mpiddl tune`` says of this place counts for sums after the backward pass.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
 from mpiddl.topology import neighbours
+from mpiddl.tuning import chooser
+from mpiddl.tuning.place import table_path
 
 BUCKET_BYTES = 2 << 20
 """Smaller buckets start earlier and leave less at the end; larger ones cost fewer rounds. See docs/overlap.md."""
@@ -19,7 +25,7 @@ SHORT_BYTES = 16 * 1024
 class Choice(NamedTuple):
     """How a gradient is summed.
 
-    algorithm : "none", "doubling", "two-step" (both after the backward pass), or "buckets" (during it).
+    algorithm : "none", "buckets" (during the backward pass), or one of `mpiddl.tuning.rule.CANDIDATES` (after it).
     bucket_bytes : least size of a bucket; 0 for the whole gradient.
     why : half a sentence for the user.
     """
@@ -34,14 +40,19 @@ def choose(comm: Any, nbytes: int) -> Choice:
 
     Communication
     -------------
-    Collective at the first call on ``comm``: its neighbours.
+    Collective at the first call on ``comm``: its neighbours; a broadcast of the table.
     """
     if comm.size == 1:
         return Choice("none", 0, "there is one rank")
-    if len(neighbours(comm).topology.nodes) == 1:
+    nodes = len(neighbours(comm).topology.nodes)
+    if nodes > 1 and nbytes >= WORTH_BYTES:
+        return Choice("buckets", BUCKET_BYTES, "links are slow enough to work while the backward pass goes on")
+    table = chooser(comm, table_path(os.environ))
+    if table.measured("allreduce"):
+        found = table.choose("allreduce", nbytes)
+        return Choice(found.algorithm, 0, str(found).partition(": ")[2])
+    if nodes == 1:
         return Choice("two-step", 0, "on one node memory is the limit, which computing needs as well")
     if nbytes <= SHORT_BYTES:
         return Choice("doubling", 0, f"for {nbytes} bytes rounds count more than bytes")
-    if nbytes < WORTH_BYTES:
-        return Choice("two-step", 0, f"{nbytes / 1e6:.2g} MB are too few to start early")
-    return Choice("buckets", BUCKET_BYTES, "links are slow enough to work while the backward pass goes on")
+    return Choice("two-step", 0, f"{nbytes / 1e6:.2g} MB are too few to start early")

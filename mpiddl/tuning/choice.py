@@ -53,6 +53,10 @@ class Chooser:
         """For a message of ``nbytes`` in all: what is reduced or broadcast; of an all-gather, what is received."""
         return self._steps[call][bisect_right(self._begins[call], nbytes) - 1][1]
 
+    def measured(self, call: str) -> bool:
+        """Whether the table tells of this place."""
+        return self._entries[call] is not None
+
     def floor(self, call: str) -> float:
         """Up to this many bytes it is the library; infinity where it always is."""
         return next((begin for begin, name in self._steps[call] if name != LIBRARY), float("inf"))
