@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import re
+import warnings
 from array import array
 
 import numpy as np
@@ -109,6 +111,139 @@ def test_ranks_may_lay_out_a_message_differently(comm, forced):
     ours.Allgather([grid, 1, column] if comm.rank % 2 else values + comm.rank, everybody)
     assert (everybody == values + np.arange(comm.size)[:, None]).all()
     column.Free()
+
+
+class Carrier:
+    """A buffer that only speaks DLPack."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def __dlpack__(self, **options):
+        return self._values.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._values.__dlpack_device__()
+
+
+@pytest.mark.parametrize("odd", ["lb", "bottom", "resized", "letters", "dlpack", "vector in bytes"])
+def test_one_rank_may_broadcast_in_an_odd_way(comm, forced, odd):
+    MPI = load_mpi()
+    ours, n = forced(), 6
+    values = np.arange(n, dtype=float)
+    room = np.zeros(2 * n)
+    types = []
+
+    def made(kind):
+        types.append(kind.Commit())
+        return kind
+
+    odd_one = {
+        "lb": lambda: [room, 1, made(MPI.DOUBLE.Create_indexed([n], [1]))],
+        "bottom": lambda: [MPI.BOTTOM, 1, made(MPI.DOUBLE.Create_hindexed([n], [MPI.Get_address(room)]))],
+        "resized": lambda: [room, n, made(MPI.DOUBLE.Create_resized(0, 16))],
+        "letters": lambda: [room.view("S1")[: 8 * n], MPI.CHAR],
+        "dlpack": lambda: Carrier(room[:n]),
+        "vector in bytes": lambda: [bytearray(8 * n), 1, made(MPI.DOUBLE.Create_vector(n, 1, 1))],
+    }[odd]()
+    even_one = values.view(np.uint8) if odd == "letters" else values
+    for call in (lambda spec: ours.Bcast(spec, 0), lambda spec: ours.Ibcast(spec, 0).Wait()):
+        room[:] = 0
+        call(odd_one if comm.rank == comm.size - 1 and comm.size > 1 else even_one)
+        if comm.rank == comm.size - 1 and comm.size > 1:
+            got = np.frombuffer(odd_one[0]) if odd == "vector in bytes" else room
+            assert sorted(got[got != 0]) == [1, 2, 3, 4, 5]
+    for kind in types:
+        kind.Free()
+
+
+def test_one_rank_may_sum_in_an_odd_way(comm, forced):
+    MPI = load_mpi()
+    ours = forced()
+    for values in (np.arange(6) + 1j, np.arange(6.0).reshape(2, 3)):
+        source, total = values.copy(order="F"), np.zeros_like(values, order="F")
+        odd = comm.rank == 0
+        ours.Allreduce(memoryview(source) if odd else source, memoryview(total) if odd else total)
+        assert (total == comm.size * values).all()
+    nothing = np.zeros(0)
+    ours.Allreduce([None, 0, MPI.DOUBLE] if comm.rank == 0 else nothing, bytearray() if comm.rank == 1 else nothing)
+
+
+def test_what_must_not_be_written_is_not(comm, forced):
+    MPI = load_mpi()
+    ours, frozen = forced(), bytes(64)
+    kind = MPI.DOUBLE.Create_vector(4, 1, 2).Commit()
+    if comm.rank == 0:
+        ours.Bcast(np.ones(4), 0)
+    else:
+        with pytest.raises(BufferError, match="not writable"):
+            ours.Bcast([frozen, 1, kind], 0)
+    assert frozen == bytes(64)
+    kind.Free()
+
+
+def test_free_lets_requests_come_to_their_end(comm, forced):
+    MPI = load_mpi()
+    forced("ring")
+    from mpiddl.communicator import Communicator
+
+    ours = Communicator(comm.Dup())
+    source, total = np.full(300_000, comm.rank + 1.0), np.zeros(300_000)
+    request = ours.Iallreduce(source, total)
+    ours.Free()
+    MPI.Request.Waitall([request])
+    assert (total == comm.size * (comm.size + 1) / 2).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_requests_are_the_librarys_where_one_rank_has_no_threads(comm, monkeypatch):
+    from mpiddl.communicator import Communicator
+
+    MPI = load_mpi()
+    if comm.rank == 0:
+        monkeypatch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SINGLE)
+    ours = Communicator(comm.Dup())
+    assert not ours._private.threads
+    total = np.zeros(100_000)
+    ours.Iallreduce(np.ones(100_000), total).Wait()
+    assert (total == comm.size).all()
+    ours.Free()
+
+
+def test_copies_and_duplicates(comm, forced, tmp_path):
+    from mpiddl.communicator import Communicator
+
+    MPI = load_mpi()
+    for one in (Communicator(MPI.COMM_WORLD), Communicator(MPI.COMM_SELF)):
+        for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+            assert type(other) is Communicator and other == one
+    handle = comm.Dup()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = Communicator(handle, table=tmp_path / "none.toml")
+    for made in (ours.Dup(), ours.Split(), ours.Clone()):
+        assert made._table == tmp_path / "none.toml"
+        made.Free()
+    ours.Free()
+
+
+@pytest.mark.parametrize("nothing", ["None", "COMM_NULL", "3"])
+def test_what_is_no_communicator(comm, nothing):
+    from mpiddl.communicator import Communicator
+
+    given = {"None": None, "COMM_NULL": load_mpi().COMM_NULL, "3": 3}[nothing]
+    with pytest.raises((TypeError, CommError)):
+        Communicator(given)
+
+
+def test_a_collective_cannot_be_cancelled(comm, forced):
+    MPI = load_mpi()
+    ours, x = forced("ring"), np.ones(1000)
+    request = ours.Iallreduce(MPI.IN_PLACE, x)
+    if comm.size > 1:
+        with pytest.raises(MPI.Exception):
+            request.Cancel()
+    request.Wait()
 
 
 def test_in_place_gathers_and_scatters(comm, forced):
@@ -246,11 +381,11 @@ def test_why(comm, forced):
 
 
 def test_without_threads_requests_are_the_librarys(comm, forced, monkeypatch):
-    from mpiddl.communicator import faster
     from mpiddl.communicator.request import CollectiveRequest
 
     ours, x = forced(), np.ones(1000)
-    monkeypatch.setattr(faster, "_threads", lambda: False)
+    if comm.size > 1:
+        monkeypatch.setattr(ours._private, "threads", False)
     request = ours.Iallreduce(load_mpi().IN_PLACE, x)
     assert not isinstance(request, CollectiveRequest)
     request.Wait()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 
 from mpiddl.errors import DataError, UsageError
 from mpiddl.topology import Topology
 from mpiddl.transport import virtual
-from mpiddl.tuning import Chooser, Entry, Place, Table, chooser, read_table, write_table
+from mpiddl.tuning import Chooser, Entry, Place, Table, add_to_table, chooser, read_table, write_table
 from mpiddl.tuning.choice import between
 from mpiddl.tuning.fit import fit
 from mpiddl.tuning.place import cluster_name, processor_name, table_path
@@ -49,6 +51,8 @@ DAMAGED = {
     "order": GOOD.replace("1000, 10000", "10000, 1000"), "length": GOOD.replace("1000, 10000,", "1000,"),
     "negative": GOOD.replace("6e-06", "-1.0"), "nan": GOOD.replace("6e-06", "nan"), "true": GOOD.replace("6e-06", "true"),
     "no library": GOOD.replace("library = [", "ring2 = ["), "place": GOOD.replace('"nodes"', "3"),
+    "huge": GOOD.replace("6e-06", "1" + 400 * "0"), "digits": GOOD.replace("6e-06", 5000 * "9"), "deep": "x = " + 20_000 * "[",
+    "huge size": GOOD.replace("100000]", "1" + 400 * "0" + "]"), "tiny": GOOD.replace("6e-06", "1e-320"),
     "not entries": "version = 1\nmeasured = 3", "not tables": "version = 1\nmeasured = [3]",
 }  # fmt: skip
 
@@ -63,12 +67,33 @@ def test_a_damaged_table_is_said_and_not_used(tmp_path, how):
     assert "the built-in rule (table" in choice.source
 
 
+@pytest.mark.parametrize("kind", ["fifo", "long", "folder", "loop"])
+def test_what_cannot_be_read_is_said_and_not_used(tmp_path, kind):
+    path = tmp_path / ("x" * 300 if kind == "long" else "tune.toml")
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "loop":
+        path.symlink_to(path)
+    (choice,) = virtual.run(1, lambda comm: chooser(comm, path))
+    assert choice.source.startswith("the built-in rule (")
+
+
+def test_measurements_of_others_stay(tmp_path):
+    path = tmp_path / "tune.toml"
+    add_to_table(path, [entry()])
+    add_to_table(path, [entry("bcast", library=(1e-6, 2e-6, 3e-6))])
+    assert [one.call for one in read_table(path).entries] == ["allreduce", "bcast"]
+    assert [file.name for file in tmp_path.iterdir()] == ["tune.toml"]
+
+
 def test_bytes_and_folders_are_no_tables(tmp_path):
     path = tmp_path / "tune.toml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="not text"):
         read_table(path)
-    with pytest.raises(UsageError, match="wanted a file that mpiddl tune has written"):
+    with pytest.raises(UsageError, match="no regular file; wanted one that mpiddl tune has written"):
         read_table(tmp_path)
 
 
@@ -83,6 +108,7 @@ def test_the_choice_changes_where_the_measured_lines_cross():
     assert choice.floor("allreduce") == begins["ring"]
     told = choice.choose("allreduce", 10_000)
     assert told.measured == pytest.approx(6e-6) and told.predicted > 0 and "predicted" in str(told)
+    assert choice.choose("allreduce", 10**7).measured is None and "outside" in str(choice.choose("allreduce", 10**7))
 
 
 def test_the_library_is_taken_where_it_is_as_fast():
@@ -118,12 +144,14 @@ def test_the_model_fits_lines_and_never_goes_below_zero():
     assert fit([0], [5.0]) == pytest.approx((5.0, 0.0))
 
 
-def test_places():
+def test_places(monkeypatch):
     assert node_map(Topology([0, 0, 2, 3])) == "2+1+1" and node_map(Topology([0, 1, 0])) == "0 1 0"
     hosts = {"h3": "h", "cn-0042": "cn", "login-1a.hpc": "login", "vm": "vm", "42": "42"}
     assert {host: cluster_name({}, host) for host in hosts} == hosts
     assert processor_name("/nonexistent")
     assert str(table_path({"MPIDDL_TUNE": "/x/t"})) == "/x/t"
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
+    assert table_path({}) is None
     assert str(table_path({"XDG_CONFIG_HOME": "/y"})) == "/y/mpiddl/tune.toml"
 
 

@@ -20,7 +20,7 @@ from mpiddl.errors import MpiddlError
 from mpiddl.topology import neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connect, failing_together
-from mpiddl.tuning import Entry, Table, chooser, read_table, write_table
+from mpiddl.tuning import Entry, Table, add_to_table, chooser
 from mpiddl.tuning.place import place_of
 from mpiddl.tuning.rule import LIBRARY, candidates
 
@@ -82,10 +82,9 @@ def tune(env: Any, path: Path, calls: Sequence[str], sizes: Sequence[int] = TUNE
     link = connect(env=env)
     with failing_together(link):
         check_memory(link, max(sizes))
-        known = Table()
         with agreed(link):
-            if link.rank == 0 and path.exists():
-                known = read_table(path)
+            if link.rank == 0:
+                add_to_table(path, ())  # whether it can be read and written
         topology = neighbours(link).topology
         place = link.bcast(place_of(link, topology) if link.rank == 0 else None)
         entries = []
@@ -94,16 +93,16 @@ def tune(env: Any, path: Path, calls: Sequence[str], sizes: Sequence[int] = TUNE
             if tell is not None and link.rank == 0:
                 tell(f"{call}: " + ", ".join(f"{size_text(size)} {best}" for size, best in
                                              zip(entries[-1].sizes, entries[-1].best, strict=True)))
-        table = known.merged(entries)
+        table = Table()
         with agreed(link):
             if link.rank == 0:
-                write_table(path, table)
+                table = add_to_table(path, entries)
     rank = link.rank
     link.Free()
     return None if rank else table
 
 
-def describe(env: Any, path: Path, calls: Sequence[str], sizes: Sequence[int]) -> str:
+def describe(env: Any, path: Path | None, calls: Sequence[str], sizes: Sequence[int]) -> str:
     """What is chosen here for every call and size, and why; on rank 0, elsewhere nothing. Collective over ``COMM_WORLD``."""
     link = connect(env=env)
     with failing_together(link):

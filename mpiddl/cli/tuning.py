@@ -62,6 +62,8 @@ def tune(out: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], secon
     path = out or table_path(os.environ)
     if only:
         text = module.describe(os.environ, path, calls, sizes)
+    elif path is None:
+        raise UsageError("out: there is no home folder for the user's own table; wanted --out FILE")
     else:
         table = module.tune(os.environ, path, calls, sizes, seconds, lambda line: click.echo(line))
         text = f"table: {path}, {len(table.entries)} entries" if table is not None else ""

@@ -85,6 +85,11 @@ class Started:
             call()
 
     @property
+    def of(self) -> Any:
+        """The communicator it was started on."""
+        return self._comm
+
+    @property
     def over(self) -> bool:
         """Whether it has come to its end; a look, which moves nothing on."""
         return self._over

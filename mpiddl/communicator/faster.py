@@ -150,9 +150,9 @@ class Faster(_Base):
         if known is None or result is None or way is None:
             return None
         source = result if sendbuf is MPI.IN_PLACE else numbers(sendbuf)
-        if source is None or not _fits(source.array.dtype, source.array.size, result, known):
+        if source is None or not _fits(source.array.dtype, source.array.size, result, known) or _overlap(source, result):
             return None
-        return way, _source(source, result), result, known
+        return way, IN_PLACE if source is result else source.array, result, known
 
     def _reduce(self, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> bool:
         known, source = _op(op), numbers(recvbuf if sendbuf is MPI.IN_PLACE else sendbuf)
@@ -166,9 +166,10 @@ class Faster(_Base):
             calls.reduce(link, source.array, None, known, root, algorithm=algorithm)
             return True
         result = source if sendbuf is MPI.IN_PLACE else numbers(recvbuf)
-        if result is None or not _fits(source.array.dtype, source.array.size, result, known):
+        if result is None or not _fits(source.array.dtype, source.array.size, result, known) or _overlap(source, result):
             return False
-        calls.reduce(link, _source(source, result), result.array, known, root, algorithm=algorithm)
+        given: Any = IN_PLACE if source is result else source.array
+        calls.reduce(link, given, result.array, known, root, algorithm=algorithm)
         result.put_back()
         return True
 
@@ -200,9 +201,9 @@ class Faster(_Base):
         link, share = way[0], result.array.size // way[0].size
         own = result.array[link.rank * share : (link.rank + 1) * share]
         block = Memory(own.copy()) if sendbuf is MPI.IN_PLACE else payload(sendbuf)
-        if block is None or block.array.size != share:
+        if block is None or block.array.size != share or _overlap(block, result):
             return False
-        calls.allgather(link, _apart(block.array, result.array), result.array)
+        calls.allgather(link, block.array, result.array)
         result.put_back()
         return True
 
@@ -214,9 +215,9 @@ class Faster(_Base):
             return False
         share = source.array.size // way[0].size
         result = Memory(source.array[:share]) if in_place else numbers(recvbuf)
-        if result is None or not _fits(source.array.dtype, share, result, known):
+        if result is None or not _fits(source.array.dtype, share, result, known) or (_overlap(source, result) and not in_place):
             return False
-        calls.reduce_scatter(way[0], _apart(source.array, result.array), result.array, known)
+        calls.reduce_scatter(way[0], source.array.copy() if in_place else source.array, result.array, known)
         (source if in_place else result).put_back()
         return True
 
@@ -228,7 +229,7 @@ class Faster(_Base):
             self.Prepare()
         if self._own.link.freed:
             raise CommError("comm: got a Communicator whose handle was freed by somebody else, wanted one in use")
-        if least and (nbytes < least or not _threads()):
+        if least and (nbytes < least or not self._own.threads):
             return None
         algorithm = self._own.choice.algorithm(call, nbytes)
         return None if algorithm == LIBRARY else (self._own.link, algorithm)
@@ -257,26 +258,13 @@ def _op(op: Any) -> Op | None:
 def _fits(dtype: np.dtype, size: int, result: Memory, op: Op) -> bool:
     """What MPI and our algorithms both take."""
     array = result.array
-    return bool(array.size == size and array.dtype == dtype and array.flags.writeable and _ordered(dtype, op))
+    return bool(array.size == size and array.dtype.char == dtype.char and array.flags.writeable and _ordered(dtype, op))
 
 
 def _ordered(dtype: np.dtype, op: Op) -> bool:
     return op is SUM or dtype.kind != "c" or op is PROD
 
 
-def _source(source: Memory, result: Memory) -> Any:
-    """What our reductions take: an array that does not overlap the result."""
-    if source is result:
-        return IN_PLACE
-    if not np.may_share_memory(source.array, result.array):
-        return source.array
-    return IN_PLACE if source.array.ctypes.data == result.array.ctypes.data else source.array.copy()
-
-
-def _apart(array: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return array.copy() if np.may_share_memory(array, other) else array
-
-
-def _threads() -> bool:
-    """Whether a thread may move requests on while the program does something else."""
-    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+def _overlap(source: Memory, result: Memory) -> bool:
+    """Of two buffers that share memory the library says what it thinks of them."""
+    return source is not result and bool(np.may_share_memory(source.array, result.array))

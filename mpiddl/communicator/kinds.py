@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from mpiddl.communicator.faster import Faster
 from mpiddl.communicator.private import Always, Private
+from mpiddl.errors import CommError
 
 
 class _Making(Faster):
@@ -22,6 +23,19 @@ class _Making(Faster):
 
     def Create(self, group: Any) -> Any:
         return self._like(MPI.Comm.Create(self, group))
+
+    def Dup(self, info: Any = None) -> Any:
+        return self._marked(MPI.Comm.Dup(self, info))
+
+    def Clone(self) -> Any:
+        return self._marked(MPI.Comm.Clone(self))
+
+    def Dup_with_info(self, info: Any) -> Any:
+        return self._marked(MPI.Comm.Dup_with_info(self, info))
+
+    def Idup(self, info: Any = None) -> Any:
+        made, request = MPI.Comm.Idup(self, info)
+        return self._marked(made), request
 
     def Create_group(self, group: Any, tag: int = 0) -> Any:
         return self._like(MPI.Intracomm.Create_group(self, group, tag))
@@ -44,11 +58,13 @@ class _Making(Faster):
             if getattr(MPI, name) is self:  # a program may have put ours in the place of MPI's
                 return _named, (name,)
         _, arguments = cast(tuple[Any, tuple[Any, ...]], MPI.Comm.__reduce__(self))
-        return _unprepared, (type(self), *arguments)
+        return _unprepared, (type(self), arguments[-1])
 
     def _like(self, comm: Any, kind: Any = None) -> Any:
         """A communicator made from this one, as one of ours."""
-        made = (kind or Communicator).__new__(kind or Communicator, comm)
+        return self._marked((kind or Communicator).__new__(kind or Communicator, comm))
+
+    def _marked(self, made: Any) -> Any:
         made._table = self._table
         return made
 
@@ -66,7 +82,9 @@ class Communicator(_Making, MPI.Intracomm):
     Raises
     ------
     TypeError
-        ``comm`` is an inter-communicator.
+        ``comm`` is an inter-communicator, or none at all.
+    CommError
+        It is COMM_NULL.
 
     Communication
     -------------
@@ -77,10 +95,18 @@ class Communicator(_Making, MPI.Intracomm):
         return MPI.Intracomm.__new__(cls, comm)
 
     def __init__(self, comm: Any = None, table: str | Path | None = None):
+        if not isinstance(comm, MPI.Comm):
+            raise TypeError(f"comm: got {type(comm).__name__}, wanted an mpi4py intra-communicator such as MPI.COMM_WORLD")
+        if comm == MPI.COMM_NULL:
+            raise CommError("comm: got COMM_NULL, wanted an intra-communicator in use")
         if table is not None:
             self._table = Path(table)
-        if self != MPI.COMM_NULL and self.Get_size() > 1:
+        if self.Get_size() > 1:
             self.Prepare()
+
+    @classmethod
+    def Create_from_group(cls, *args: Any, **options: Any) -> Any:
+        return cls.__new__(cls, MPI.Intracomm.Create_from_group(*args, **options))
 
 
 class CartCommunicator(_Making, MPI.Cartcomm):

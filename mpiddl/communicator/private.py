@@ -42,6 +42,7 @@ class Private:
 
     def __init__(self, link: MpiComm, choice: Any):
         self.link, self.choice = link, choice
+        self.threads = False  # whether every rank has one that may move requests on
         self._progress: Progress | None = None
         self._stages: dict[Any, Stage | None] = {}
         self.floors = {call: choice.floor(call) for call in CANDIDATES}
@@ -61,6 +62,8 @@ class Private:
     def close(self) -> None:
         """Collective."""
         self.floors.update(dict.fromkeys(self.floors, 0.0))  # whoever still has the handle then takes a closer look
+        for started in [started for started in self.link.started if started.of is self.link]:
+            started.Wait()  # MPI, too, lets what is under way come to its end
         if self._progress is not None:
             self._progress.Free()
         if not self.link.freed:
@@ -83,8 +86,11 @@ def private_of(comm: Any, table: Path | None) -> Private:
     found = comm.Get_attr(keyval())
     if found is None:
         link = MpiComm(MPI.Intracomm(comm).Dup(), ends_jobs=False)
-        found = Private(link, chooser(link, table or table_path(os.environ)))
+        path = table or table_path(os.environ)
+        found = Private(link, chooser(link, path))
+        found.threads = all(link.allgather(MPI.Query_thread() == MPI.THREAD_MULTIPLE))
         comm.Set_attr(keyval(), found)
-        if link.rank == 0 and "(table" in found.choice.source:
+        asked_for = table is not None or "MPIDDL_TUNE" in os.environ
+        if link.rank == 0 and ("(table" in found.choice.source or (found.choice.missing and asked_for)):
             warnings.warn(f"mpiddl: {found.choice.source}", stacklevel=4)
     return found

@@ -26,6 +26,12 @@ class CollectiveRequest(MPI.Request):
             self._started = None
         return MPI.Request.Test(self, status)
 
+    def Cancel(self) -> None:
+        """Collectives cannot be cancelled."""
+        raise MPI.Exception(MPI.ERR_REQUEST)
+
+    cancel = Cancel
+
     def wait(self, status: Any = None) -> Any:
         self.Wait(status)
 

@@ -3,6 +3,7 @@ seen as flat numpy arrays. Whatever is not understood here is left to mpi4py, wi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,12 @@ from mpiddl.transport.start import load_mpi
 
 REDUCED = "bhilqBHILQfdgFDG"
 """Type characters that numpy and MPI both reduce."""
+
+_KINDS = ("CHAR", "SHORT", "INT", "LONG", "LONG_LONG", "LONG_LONG_INT", "", "INT8_T", "INT16_T", "INT32_T", "INT64_T")
+_FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE", "C_FLOAT_COMPLEX", "C_COMPLEX", "C_DOUBLE_COMPLEX", "C_LONG_DOUBLE_COMPLEX")
+NUMBERS = frozenset({*_FLOATS, *_KINDS, "SIGNED_CHAR", "UNSIGNED", *(f"UNSIGNED_{kind}" for kind in _KINDS),
+                     *(f"U{kind}" for kind in _KINDS)} - {"CHAR", ""})  # fmt: skip
+"""MPI's names of types that are reduced; not bytes, letters and truth values, though these have numbers' sizes."""
 
 
 class Parts(NamedTuple):
@@ -26,7 +33,7 @@ class Memory(NamedTuple):
     """Elements of a message: an array that holds them, and where they have to be copied back to, if they have."""
 
     array: np.ndarray
-    home: Any = None
+    home: Callable[[np.ndarray], None] | None = None
 
     def put_back(self) -> None:
         """What was written into ``array`` is written into the message."""
@@ -39,7 +46,10 @@ def largest(spec: Any) -> float:
     if type(spec) is np.ndarray:
         return spec.nbytes
     if isinstance(spec, (list, tuple)) and spec:
-        return largest(spec[0])
+        kind = spec[-1]
+        if isinstance(kind, load_mpi().Datatype) and not kind.is_predefined:
+            return np.inf  # what it picks out may be more than there is: the same elements again and again
+        return largest(spec[0]) or np.inf  # MPI.BOTTOM, which has no bytes of its own
     try:
         return memoryview(spec).nbytes
     except TypeError:
@@ -56,64 +66,86 @@ def numbers(spec: Any, blocks: int = 1) -> Memory | None:
         if flags.c_contiguous and flags.aligned and dtype.char in REDUCED and dtype.isnative:
             return Memory(spec if spec.ndim == 1 else spec.reshape(-1))
     parts = _parts(spec)
-    raw = None if parts is None else _bytes(parts.buffer)
-    if raw is None or parts is None:
+    array = None if parts is None else _array(parts.buffer)
+    if array is None or parts is None:
         return None
-    kind = _own_dtype(parts.buffer) if parts.kind is None else _dtype(parts.kind)
-    if kind is None or kind.char not in REDUCED:
+    kind = array.dtype if parts.kind is None else _number(parts.kind)
+    if kind is None or kind.char not in REDUCED or not kind.isnative:
         return None
-    begin = parts.displ * kind.itemsize
+    raw, begin = array.view(np.uint8), parts.displ * kind.itemsize
+    if parts.number is None and (raw.size - begin) % (kind.itemsize * blocks):
+        return None
     count = (raw.size - begin) // kind.itemsize if parts.number is None else parts.number * blocks
-    if begin + count * kind.itemsize > raw.size or (parts.number is None and _uneven(raw.size - begin, kind.itemsize, blocks)):
-        return None
     part = raw[begin : begin + count * kind.itemsize]
+    if part.size != count * kind.itemsize:
+        return None
     if part.ctypes.data % kind.alignment == 0:
         return Memory(part.view(kind))
 
-    def home(array: np.ndarray) -> None:
-        part[:] = array.view(np.uint8)
+    def home(filled: np.ndarray) -> None:
+        part[:] = filled.view(np.uint8)
 
-    return Memory(part.copy().view(kind), home)
+    copy = part.copy().view(kind)
+    copy.flags.writeable = part.flags.writeable
+    return Memory(copy, home)
 
 
 def payload(spec: Any, blocks: int = 1) -> Memory | None:
-    """The bytes of any message, one behind the other: packed where its type leaves gaps. None as for `numbers`."""
+    """The bytes of any message, one behind the other; where they do not lie so, they are packed. None as for `numbers`."""
     parts = _parts(spec)
-    raw = None if parts is None else _bytes(parts.buffer)
-    if raw is None or parts is None:
+    if parts is None:
         return None
+    array = _array(parts.buffer)
     kind = parts.kind if not isinstance(parts.kind, str) else _named(parts.kind)
-    if parts.kind is None and (own := _own_dtype(parts.buffer)) is not None:
-        size = extent = own.itemsize
-    elif kind is not None and kind != load_mpi().DATATYPE_NULL:
-        (lower, extent), size = kind.Get_extent(), kind.Get_size()
-        if lower or extent <= 0:
-            return None
+    if array is not None and kind is None and parts.kind is None and _simple(array.dtype):
+        size = array.itemsize
+    elif array is not None and kind is not None and kind.is_predefined and kind != load_mpi().DATATYPE_NULL:
+        size = kind.Get_size()
+        if kind.Get_extent() != (0, size):
+            return _packed(parts, blocks)
     else:
+        return _packed(parts, blocks)
+    raw, begin = array.view(np.uint8), parts.displ * size
+    if parts.number is None and (raw.size - begin) % (size * blocks):
         return None
-    begin = parts.displ * extent
-    count = (raw.size - begin) // extent if parts.number is None else parts.number * blocks
-    if begin > raw.size or (parts.number is None and _uneven(raw.size - begin, extent, blocks)):
-        return None
-    if kind is None or kind.is_predefined:
-        fits = begin + count * extent <= raw.size
-        return Memory(raw[begin : begin + count * extent]) if fits else None
-    return _packed(raw, begin, count, kind, size) if count else Memory(raw[:0])
+    count = (raw.size - begin) // size if parts.number is None else parts.number * blocks
+    part = raw[begin : begin + count * size]
+    return Memory(part) if part.size == count * size else None
 
 
-def _packed(raw: np.ndarray, begin: int, count: int, kind: Any, size: int) -> Memory | None:
-    """A copy of what a derived type picks out."""
+def _packed(parts: Parts, blocks: int) -> Memory | None:
+    """A copy of what the message picks out: sent to oneself, for nobody knows better than the library what that is."""
     mpi = load_mpi()
-    whole = kind.Create_contiguous(count).Commit()
-    # mpi4py counts by extents, of which the last may reach beyond the buffer, into a gap.
-    area = mpi.memory.fromaddress(raw.ctypes.data + begin, whole.Get_extent()[1])
-    array = np.empty(count * size, np.uint8)
-    whole.Pack(area, array, 0, mpi.COMM_SELF)
+    number = None if parts.number is None else parts.number * blocks
+    whole = parts.buffer if number is None and parts.kind is None else [parts.buffer, (number, parts.displ), parts.kind]
+    if number is None and parts.kind is not None:
+        whole = [parts.buffer, parts.kind] if not parts.displ else [parts.buffer, None, parts.displ, parts.kind]
+    own = mpi.Intracomm(mpi.COMM_SELF)
+    try:
+        request = mpi.Comm.Isend(own, whole, 0, _TAG)
+    except Exception:
+        return None  # mpi4py will say it once more, where it was asked
+    status = mpi.Status()
+    mpi.Comm.Probe(own, 0, _TAG, status)
+    array = np.empty(status.Get_count(mpi.BYTE), np.uint8)
+    mpi.Comm.Recv(own, [array, mpi.PACKED], 0, _TAG)
+    request.Wait()
 
     def home(filled: np.ndarray) -> None:
-        whole.Unpack(filled, 0, area, mpi.COMM_SELF)
+        back = mpi.Comm.Isend(own, [filled, mpi.PACKED], 0, _TAG)
+        try:
+            mpi.Comm.Recv(own, whole, 0, _TAG)
+        except Exception:
+            mpi.Comm.Recv(own, [filled.copy(), mpi.PACKED], 0, _TAG)  # so that nothing of it is left behind
+            raise
+        finally:
+            back.Wait()
 
     return Memory(array, home)
+
+
+_TAG = 32_703
+"""Of messages to oneself: one that nobody is likely to use at the same time."""
 
 
 def _parts(spec: Any) -> Parts | None:
@@ -148,52 +180,37 @@ def _is_type(thing: Any) -> bool:
     return isinstance(thing, (str, load_mpi().Datatype))
 
 
-def _bytes(buffer: Any) -> np.ndarray | None:
-    """The memory of a contiguous buffer; None of anything else."""
-    if isinstance(buffer, np.ndarray):
-        if buffer.flags.c_contiguous:
-            return buffer.reshape(-1).view(np.uint8) if buffer.dtype.itemsize and not buffer.dtype.hasobject else None
-        return buffer.T.reshape(-1).view(np.uint8) if buffer.flags.f_contiguous and not buffer.dtype.hasobject else None
+def _array(buffer: Any) -> np.ndarray | None:
+    """A contiguous buffer as a 1-D array; None of anything else."""
+    if buffer is None:
+        return np.empty(0, np.uint8)
     try:
-        view = memoryview(buffer)
-        return np.frombuffer(view, np.uint8) if view.contiguous and view.nbytes else None
+        array = buffer if isinstance(buffer, np.ndarray) else np.asarray(memoryview(buffer))
     except (TypeError, ValueError, BufferError):
         return None
-
-
-def _own_dtype(buffer: Any) -> np.dtype | None:
-    """The type of a buffer's elements, if it is a simple one of this machine."""
-    try:
-        kind = buffer.dtype if isinstance(buffer, np.ndarray) else np.dtype(memoryview(buffer).format)
-    except TypeError:
+    if array.dtype.hasobject or not array.dtype.itemsize:
         return None
-    return kind if kind.isnative and kind.fields is None and kind.subdtype is None and kind.char in REDUCED + "?ce" else None
+    if array.flags.c_contiguous:
+        return array.reshape(-1)
+    return array.T.reshape(-1) if array.flags.f_contiguous else None
 
 
-def _dtype(kind: Any) -> np.dtype | None:
-    """numpy's name of one of MPI's simple types; bytes are none: MPI does not reduce them."""
-    try:
-        found = np.dtype(_named(kind).tocode() if isinstance(kind, str) else kind.tocode())
-        if kind == load_mpi().BYTE:
-            return None
-    except (AttributeError, KeyError, TypeError, ValueError):
+def _simple(kind: np.dtype) -> bool:
+    """Whether mpi4py sees a type of MPI's in it."""
+    return kind.isnative and (kind.char in REDUCED + "?ce" or kind == np.dtype("S1"))
+
+
+def _number(kind: Any) -> np.dtype | None:
+    """numpy's name of one of MPI's types of numbers."""
+    found = _named(kind) if isinstance(kind, str) else kind
+    if found is None or not found.is_predefined or found.Get_name().removeprefix("MPI_") not in NUMBERS:
         return None
-    return found if found.fields is None and found.subdtype is None else None
-
-
-def _named(name: str) -> Any:
-    """The datatype that mpi4py calls so, or None."""
-    from mpi4py.util.dtlib import from_numpy_dtype
-
-    mpi = load_mpi()
-    found = getattr(mpi, "_typedict", {}).get(name)
-    if found is not None:
-        return found
     try:
-        return from_numpy_dtype(name)
+        return np.dtype(found.tocode())
     except (TypeError, ValueError):
         return None
 
 
-def _uneven(nbytes: int, extent: int, blocks: int) -> bool:
-    return nbytes % (extent * blocks) != 0
+def _named(name: str) -> Any:
+    """The datatype that mpi4py calls so, or None."""
+    return getattr(load_mpi(), "_typedict", {}).get(name)

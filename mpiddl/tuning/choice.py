@@ -28,9 +28,10 @@ class Choice(NamedTuple):
     predicted: float | None = None
 
     def __str__(self) -> str:
-        if self.measured is None or self.predicted is None:
+        if self.predicted is None:
             return f"{self.algorithm}: {self.why}"
-        return f"{self.algorithm}: {self.why}; predicted {_time(self.predicted)}, measured {_time(self.measured)}"
+        told = f"measured {_time(self.measured)}" if self.measured is not None else "outside the sizes that were measured"
+        return f"{self.algorithm}: {self.why}; predicted {_time(self.predicted)}, {told}"
 
 
 class Chooser:
@@ -41,10 +42,12 @@ class Chooser:
     place : Place
     source : str
         Where the figures come from: a file, or "the built-in rule", and why not a file.
+    missing : bool
+        There is no such file.
     """
 
-    def __init__(self, topology: Topology, place: Place, table: Table, source: str):
-        self.topology, self.place, self.source = topology, place, source
+    def __init__(self, topology: Topology, place: Place, table: Table, source: str, missing: bool = False):
+        self.topology, self.place, self.source, self.missing = topology, place, source, missing
         self._entries = {call: table.find(place, call) for call in rule.CANDIDATES}
         self._steps = {call: self._find_steps(call) for call in rule.CANDIDATES}
         self._begins = {call: [begin for begin, _ in steps] for call, steps in self._steps.items()}
@@ -70,8 +73,8 @@ class Chooser:
         name, entry = self.algorithm(call, nbytes), self._entries[call]
         if entry is None:
             return Choice(name, f"{self.source}, {self.topology}")
-        measured, line = between(entry, name, nbytes), fit(entry.sizes, entry.seconds[name])
-        return Choice(name, self.source, measured, line(nbytes))
+        line, known = fit(entry.sizes, entry.seconds[name]), entry.sizes[0] <= nbytes <= entry.sizes[-1]
+        return Choice(name, self.source, between(entry, name, nbytes) if known else None, line(nbytes))
 
     def _find_steps(self, call: str) -> Steps:
         entry = self._entries[call]
@@ -94,7 +97,7 @@ def chooser(comm: Any, path: Path | None) -> Chooser:
     topology = neighbours(comm).topology
     place = comm.bcast(place_of(comm, topology) if comm.rank == 0 else None)
     table, source = comm.bcast(_read(path, place) if comm.rank == 0 else None)
-    return Chooser(topology, place, table, source)
+    return Chooser(topology, place, table, source, "there is no table" in source)
 
 
 def between(entry: Entry, name: str, nbytes: int) -> float:
@@ -137,12 +140,14 @@ def _crossings(entry: Entry) -> list[tuple[int, str]]:
 
 def _read(path: Path | None, place: Place) -> tuple[Table, str]:
     """The table if it is of this place, and where figures come from. On one rank."""
-    if path is None or not path.exists():
-        return Table(), "the built-in rule" + (f" (there is no table {path}: mpiddl tune makes one)" if path else "")
     try:
+        if path is None or not path.exists():
+            return Table(), "the built-in rule" + (f" (there is no table {path}: mpiddl tune makes one)" if path else "")
         table = read_table(path)
     except MpiddlError as error:
         return Table(), f"the built-in rule ({error})"
+    except OSError as error:  # not even whether it is there can be known
+        return Table(), f"the built-in rule (table {path}: {error.strerror})"
     if any(entry.place == place for entry in table.entries):
         return table, f"measured, {path}"
     nearest = table.nearest(place)

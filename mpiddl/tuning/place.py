@@ -41,9 +41,12 @@ def processor_name(cpuinfo: str = "/proc/cpuinfo") -> str:
     return next(names, "") or platform.processor() or platform.machine()
 
 
-def table_path(env: Mapping[str, str]) -> Path:
-    """Where a user's table is: MPIDDL_TUNE, else mpiddl/tune.toml among the settings in the home folder."""
+def table_path(env: Mapping[str, str]) -> Path | None:
+    """Where a user's table is: MPIDDL_TUNE, else mpiddl/tune.toml among the settings in the home folder; None without one."""
     if given := env.get("MPIDDL_TUNE"):
         return Path(given)
-    base = env.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "mpiddl" / "tune.toml"
+    try:
+        base = Path(env["XDG_CONFIG_HOME"]) if env.get("XDG_CONFIG_HOME") else Path.home() / ".config"
+    except RuntimeError:
+        return None
+    return base / "mpiddl" / "tune.toml"

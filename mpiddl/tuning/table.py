@@ -19,9 +19,11 @@ an older one of the same place and call.
 
 from __future__ import annotations
 
-import math
+import fcntl
+import os
 import tomllib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -33,6 +35,12 @@ from mpiddl.topology import Topology
 from mpiddl.tuning.rule import CANDIDATES, LIBRARY
 
 VERSION = 1
+
+LARGEST_FILE = 4 << 20
+"""Bytes of a table that is read."""
+
+MOST_BYTES, SHORTEST_S, LONGEST_S = 1 << 50, 1e-9, 1e6
+"""What can have been measured."""
 
 
 class Place(NamedTuple):
@@ -114,14 +122,19 @@ def read_table(path: Path) -> Table:
         It holds something else, or is damaged; the message says where.
     """
     try:
-        text = path.read_bytes().decode()
+        if path.exists() and not path.is_file():
+            raise UsageError(f"table {path}: no regular file; wanted one that mpiddl tune has written")
+        with path.open("rb") as file:
+            text = file.read(LARGEST_FILE + 1).decode()
     except OSError as error:
         raise UsageError(f"table {path}: {error.strerror}; wanted a file that mpiddl tune has written") from None
     except UnicodeDecodeError:
         raise DataError(f"table {path}: not text; wanted a file that mpiddl tune has written") from None
+    if len(text) > LARGEST_FILE:
+        raise DataError(f"table {path}: more than {LARGEST_FILE >> 20} MiB; wanted a file that mpiddl tune has written")
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"table {path}: not TOML ({error})") from None
     if content.get("version") != VERSION:
         got = content.get("version")
@@ -142,9 +155,27 @@ def write_table(path: Path, table: Table) -> None:
     """
     with writing(path, UsageError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(path.name + ".writing")
-        aside.write_text(text_of(table))
-        aside.replace(path)
+        aside = path.with_name(f"{path.name}.{os.getpid()}.writing")
+        try:
+            aside.write_text(text_of(table))
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def add_to_table(path: Path, entries: Iterable[Entry]) -> Table:
+    """Merge ``entries`` into the file as it is now, while nobody else does; errors as `read_table` and `write_table`."""
+    with writing(path, UsageError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        table = (read_table(path) if path.exists() else Table()).merged(entries)
+        write_table(path, table)
+    finally:
+        os.close(folder)
+    return table
 
 
 def text_of(table: Table) -> str:
@@ -169,15 +200,17 @@ def _entry(where: str, given: Any) -> Entry:
     call, sizes, seconds = _text(where, given, "call"), given.get("bytes"), given.get("seconds")
     if call not in CANDIDATES:
         raise DataError(f"{where}: call: got {call!r}, wanted one of {', '.join(CANDIDATES)}")
-    if not _numbers(sizes, int) or not sizes or sizes != sorted(set(sizes)) or sizes[0] < 0:
-        raise DataError(f"{where}: bytes: got {sizes!r}, wanted ascending whole numbers")
+    if not _numbers(sizes, int) or not sizes or sizes != sorted(set(sizes)) or sizes[0] < 0 or sizes[-1] > MOST_BYTES:
+        raise DataError(f"{where}: bytes: wanted ascending whole numbers, got {_short(sizes)}")
     if not isinstance(seconds, dict) or LIBRARY not in seconds:
         raise DataError(f"{where}: seconds: wanted a line for each algorithm, {LIBRARY} among them")
     for name, values in seconds.items():
         if name not in CANDIDATES[call]:
             raise DataError(f"{where}: seconds: got {name!r}, wanted algorithms among {', '.join(CANDIDATES[call])}")
-        if not _numbers(values, float) or len(values) != len(sizes) or not all(0 < value < math.inf for value in values):
-            raise DataError(f"{where}: {name}: got {values!r}, wanted {len(sizes)} seconds above 0")
+        known = _numbers(values, float) and len(values) == len(sizes)
+        if not known or not all(SHORTEST_S <= value <= LONGEST_S for value in values):
+            wanted = f"{len(sizes)} times of {SHORTEST_S:g} to {LONGEST_S:g} s"
+            raise DataError(f"{where}: {name}: wanted {wanted}, got {_short(values)}")
     return Entry(place, call, tuple(sizes), {name: tuple(map(float, values)) for name, values in seconds.items()})
 
 
@@ -191,3 +224,8 @@ def _text(where: str, given: dict[str, Any], name: str) -> str:
 def _numbers(values: Any, kind: type) -> bool:
     known = (int,) if kind is int else (int, float)
     return isinstance(values, list) and all(isinstance(value, known) and not isinstance(value, bool) for value in values)
+
+
+def _short(values: Any) -> str:
+    text = repr(values)
+    return text if len(text) <= 80 else text[:77] + "..."
