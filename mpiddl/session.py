@@ -203,6 +203,8 @@ def _layout(job: Job, data: Data, size: int, earlier: Path | None) -> Layout:
     if earlier:
         before = checkpoint.load_manifest(earlier)
         shards = before.get("shards", 0) or shard_count(size)
+        if job.shards not in (0, shards):
+            raise UsageError(f"shards: got {job.shards}, wanted {shards} (or 0), as the run that is continued has them")
         if before.get("rows") != data.train.n:
             raise CheckpointError(f"{earlier}: written by a run on {before.get('rows')} rows, data has {data.train.n}")
     elif job.reproducible:

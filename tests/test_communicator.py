@@ -165,8 +165,11 @@ def test_one_rank_may_sum_in_an_odd_way(comm, forced):
         odd = comm.rank == 0
         ours.Allreduce(memoryview(source) if odd else source, memoryview(total) if odd else total)
         assert (total == comm.size * values).all()
+    source, total = np.arange(5.0), np.zeros(5)
+    ours.Allreduce(Carrier(source) if comm.rank == 0 else source, Carrier(total) if comm.rank == 0 else total)
+    assert (total == comm.size * source).all()
     nothing = np.zeros(0)
-    ours.Allreduce([None, 0, MPI.DOUBLE] if comm.rank == 0 else nothing, bytearray() if comm.rank == 1 else nothing)
+    ours.Allreduce([None, 0, MPI.DOUBLE] if comm.rank == 0 else nothing, array("d") if comm.rank == 1 else nothing)
 
 
 def test_what_must_not_be_written_is_not(comm, forced):
@@ -204,8 +207,8 @@ def test_requests_are_the_librarys_where_one_rank_has_no_threads(comm, monkeypat
         monkeypatch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SINGLE)
     ours = Communicator(comm.Dup())
     assert not ours._private.threads
-    total = np.zeros(100_000)
-    ours.Iallreduce(np.ones(100_000), total).Wait()
+    source, total = np.ones(100_000), np.zeros(100_000)  # mpi4py itself keeps neither alive
+    ours.Iallreduce(source, total).Wait()
     assert (total == comm.size).all()
     ours.Free()
 

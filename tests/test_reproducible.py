@@ -192,6 +192,13 @@ def test_resumed_on_other_ranks(tmp_path, first, second, third):
     assert on(third, out=tmp_path, resume=True, **job) == on(1, **job)
 
 
+def test_a_resume_refuses_other_shards(tmp_path):
+    job = {"data": "digits", "epochs": 1, "max_steps": 2, "quiet": True, "out": tmp_path}
+    mpiddl.train(**job)
+    with pytest.raises(UsageError, match="shards: got 8, wanted 16 .or 0., as the run that is continued has them"):
+        mpiddl.train(**{**job, "max_steps": 4}, shards=8, resume=True)
+
+
 def test_a_resume_keeps_the_mode_and_its_shards(tmp_path):
     job = {"epochs": 2, "batch": 50, "hidden": (32,), "quiet": True}
     on(2, out=tmp_path, shards=8, max_steps=20)
