@@ -195,7 +195,7 @@ def test_resumed_on_other_ranks(tmp_path, first, second, third):
 def test_a_resume_refuses_other_shards(tmp_path):
     job = {"data": "digits", "epochs": 1, "max_steps": 2, "quiet": True, "out": tmp_path}
     mpiddl.train(**job)
-    with pytest.raises(UsageError, match="shards: got 8, wanted 16 .or 0., as the run that is continued has them"):
+    with pytest.raises(UsageError, match=r"shards: got 8, wanted 16 .or 0., as the run that is continued has them"):
         mpiddl.train(**{**job, "max_steps": 4}, shards=8, resume=True)
 
 
