@@ -1,4 +1,4 @@
-"""What is known without measuring here: figures of docs/tuning.md, of 2 to 8 ranks on one to four nodes."""
+"""What is known without measuring here: figures of docs/communicator.md, of 2 to 8 ranks on one to four nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ ONE_NODE: dict[str, Steps] = {"allreduce": ((12 << 10, "two-step"),)}
 
 ONE_LARGE_NODE: dict[str, Steps] = {"allreduce": ((256 << 10, "two-step"),)}
 
-ACROSS: dict[str, Steps] = {"allreduce": ((256 << 10, "two-step"),)}
+ACROSS: dict[str, Steps] = {
+    "allreduce": ((64 << 10, "two-step"),),
+    "bcast": ((64 << 10, "chain"),),
+    "allgather": ((256 << 10, "ring"),),
+    "reduce_scatter": ((128 << 10, "ring"),),
+}
+"""Over TCP; of faster networks nothing is known without measuring."""
 
 
 def steps(topology: Topology, call: str) -> Steps:
