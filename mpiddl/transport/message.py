@@ -185,21 +185,14 @@ def _array(buffer: Any) -> np.ndarray | None:
     if buffer is None:
         return np.empty(0, np.uint8)
     try:
-        array = buffer if isinstance(buffer, np.ndarray) else _seen(buffer)
-    except (AttributeError, TypeError, ValueError, BufferError, RuntimeError):
+        array = buffer if isinstance(buffer, np.ndarray) else np.asarray(memoryview(buffer))
+    except (TypeError, ValueError, BufferError):
         return None
     if array.dtype.hasobject or not array.dtype.itemsize:
         return None
     if array.flags.c_contiguous:
         return array.reshape(-1)
     return array.T.reshape(-1) if array.flags.f_contiguous else None
-
-
-def _seen(buffer: Any) -> np.ndarray:
-    try:
-        return np.asarray(memoryview(buffer))
-    except TypeError:
-        return np.from_dlpack(buffer)  # tensors of other libraries, in this machine's memory
 
 
 def _simple(kind: np.dtype) -> bool:
