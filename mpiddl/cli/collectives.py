@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from mpiddl.cli.sizes import parse_size
-from mpiddl.errors import UsageError
+from mpiddl.cli.sizes import read_seconds, read_sizes
 
 KINDS = {
     "allreduce": "Sum the ranks' arrays: two-step, leader, ring and recursive doubling",
@@ -41,10 +40,10 @@ def _command(name: str, text: str) -> click.Command:
     @click.command(name, help=f"{text}, against the MPI library. Start it under mpiexec.", epilog=EPILOG.format(name=name))
     @click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
     @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw seconds over sizes.")
-    @click.option("--sizes", default="16KiB,256KiB,1MiB,16MiB,64MiB", show_default=True, callback=_sizes, metavar="N,N,...",
+    @click.option("--sizes", default="16KiB,256KiB,1MiB,16MiB,64MiB", show_default=True, callback=read_sizes, metavar="N,N,...",
                   help="Sizes of the array.")
     @click.option("--dtype", default="float32", show_default=True, metavar="NAME", help="Its elements.")
-    @click.option("--seconds", default=4.0, show_default=True, callback=_seconds, metavar="S",
+    @click.option("--seconds", default=4.0, show_default=True, callback=read_seconds, metavar="S",
                   help="Time for each size.")
     @click.option("--rate", metavar="RATE", help="What each link carries, e.g. 200mbit, instead of measuring it.")
     def command(path: Path | None, plot: Path | None, sizes: tuple[int, ...], dtype: str, seconds: float,
@@ -59,13 +58,3 @@ def _command(name: str, text: str) -> click.Command:
         keep(os.environ, name, rows, path, plot)
 
     return command
-
-
-def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    if not 0 <= value <= 86_400:
-        raise UsageError(f"seconds: got {value:g}, wanted 0 to 86400")
-    return value
-
-
-def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    return tuple(parse_size(part.strip(), "sizes") for part in value.rstrip(",").split(","))

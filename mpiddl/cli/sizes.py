@@ -1,6 +1,8 @@
-"""Numbers of bytes as people write them."""
+"""What options of several commands take: numbers of bytes as people write them, and seconds."""
 
 from __future__ import annotations
+
+import click
 
 from mpiddl.errors import UsageError
 
@@ -18,3 +20,15 @@ def parse_size(text: str, name: str) -> int:
     if size < 1:
         raise UsageError(f"{name}: got {text!r}, wanted a number with B, KiB, MiB or GiB, such as 256KiB")
     return size
+
+
+def read_sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """Several of them, separated by commas: the callback of an option."""
+    return tuple(parse_size(part.strip(), "sizes") for part in value.rstrip(",").split(","))
+
+
+def read_seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Up to a day: the callback of an option."""
+    if not 0 <= value <= 86_400:
+        raise UsageError(f"seconds: got {value:g}, wanted 0 to 86400")
+    return value

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mpiddl.cli.sizes import parse_size
+from mpiddl.cli.sizes import read_seconds, read_sizes
 from mpiddl.errors import UsageError
 
 CALLS = ("allreduce", "reduce", "bcast", "allgather", "reduce_scatter", "barrier")
@@ -19,22 +19,12 @@ def add_to(mpiddl: click.Group, bench: click.Group) -> None:
     bench.add_command(communicator)
 
 
-def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    return tuple(parse_size(part.strip(), "sizes") for part in value.rstrip(",").split(","))
-
-
 def _calls(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
     names = tuple(value.replace("-", "_").rstrip(",").split(","))
     for name in names:
         if name not in CALLS:
             raise UsageError(f"calls: got {name!r}, wanted some of {','.join(CALLS)}")
     return names
-
-
-def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    if not 0 <= value <= 86_400:
-        raise UsageError(f"seconds: got {value:g}, wanted 0 to 86400")
-    return value
 
 
 @click.command(epilog="""
@@ -50,9 +40,9 @@ Examples:
 """)
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="The table; by default the user's own.")
 @click.option("--calls", default=",".join(CALLS), callback=_calls, metavar="NAME,...", help="Which calls. [default: all]")
-@click.option("--sizes", default="1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB", show_default=True, callback=_sizes,
+@click.option("--sizes", default="1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB", show_default=True, callback=read_sizes,
               metavar="N,N,...", help="Bytes in all.")
-@click.option("--seconds", default=1.0, show_default=True, callback=_seconds, metavar="S", help="For each call and size.")
+@click.option("--seconds", default=1.0, show_default=True, callback=read_seconds, metavar="S", help="For each call and size.")
 @click.option("--show", "only", is_flag=True, help="Measure nothing; print what is chosen here and why.")
 def tune(out: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], seconds: float, only: bool) -> None:
     """Measure which algorithm is fastest here, for every call and size. Start it under mpiexec or srun."""
@@ -82,9 +72,9 @@ Examples:
 @click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
 @click.option("--calls", default="allreduce,bcast,allgather", callback=_calls, show_default=True, metavar="NAME,...",
               help="Which calls.")
-@click.option("--sizes", default="8B,1KiB,16KiB,256KiB,1MiB,16MiB", show_default=True, callback=_sizes, metavar="N,N,...",
+@click.option("--sizes", default="8B,1KiB,16KiB,256KiB,1MiB,16MiB", show_default=True, callback=read_sizes, metavar="N,N,...",
               help="Bytes in all.")
-@click.option("--seconds", default=2.0, show_default=True, callback=_seconds, metavar="S", help="For each call and size.")
+@click.option("--seconds", default=2.0, show_default=True, callback=read_seconds, metavar="S", help="For each call and size.")
 @click.option("--table", type=click.Path(path_type=Path), metavar="FILE", help="Of mpiddl tune; by default the user's own.")
 def communicator(path: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], seconds: float, table: Path | None) -> None:
     """mpiddl.Communicator against the bare MPI library. Start it under mpiexec."""

@@ -81,7 +81,7 @@ def private_of(comm: Any, table: Path | None) -> Private:
 
     Communication
     -------------
-    Collective: at the first time a duplication, two broadcasts and four splits.
+    Collective: at the first time a duplication, two broadcasts, an all-gather and four splits.
     """
     found = comm.Get_attr(keyval())
     if found is None:
@@ -91,6 +91,6 @@ def private_of(comm: Any, table: Path | None) -> Private:
         found.threads = all(link.allgather(MPI.Query_thread() == MPI.THREAD_MULTIPLE))
         comm.Set_attr(keyval(), found)
         asked_for = table is not None or "MPIDDL_TUNE" in os.environ
-        if link.rank == 0 and ("(table" in found.choice.source or (found.choice.missing and asked_for)):
+        if link.rank == 0 and (found.choice.unused or (found.choice.missing and asked_for)):
             warnings.warn(f"mpiddl: {found.choice.source}", stacklevel=4)
     return found

@@ -42,12 +42,14 @@ class Chooser:
     place : Place
     source : str
         Where the figures come from: a file, or "the built-in rule", and why not a file.
-    missing : bool
-        There is no such file.
+    unused, missing : bool
+        There is a file of which no use is made; there is none.
     """
 
-    def __init__(self, topology: Topology, place: Place, table: Table, source: str, missing: bool = False):
-        self.topology, self.place, self.source, self.missing = topology, place, source, missing
+    def __init__(self, topology: Topology, place: Place, table: Table, source: str, *, unused: bool = False,
+                 missing: bool = False):
+        self.topology, self.place, self.source = topology, place, source
+        self.unused, self.missing = unused, missing
         self._entries = {call: table.find(place, call) for call in rule.CANDIDATES}
         self._steps = {call: self._find_steps(call) for call in rule.CANDIDATES}
         self._begins = {call: [begin for begin, _ in steps] for call, steps in self._steps.items()}
@@ -96,8 +98,8 @@ def chooser(comm: Any, path: Path | None) -> Chooser:
     """
     topology = neighbours(comm).topology
     place = comm.bcast(place_of(comm, topology) if comm.rank == 0 else None)
-    table, source = comm.bcast(_read(path, place) if comm.rank == 0 else None)
-    return Chooser(topology, place, table, source, "there is no table" in source)
+    table, source, there = comm.bcast(_read(path, place) if comm.rank == 0 else None)
+    return Chooser(topology, place, table, source, unused=there and not table.entries, missing=not there)
 
 
 def between(entry: Entry, name: str, nbytes: int) -> float:
@@ -138,21 +140,21 @@ def _crossings(entry: Entry) -> list[tuple[int, str]]:
     return found
 
 
-def _read(path: Path | None, place: Place) -> tuple[Table, str]:
-    """The table if it is of this place, and where figures come from. On one rank."""
+def _read(path: Path | None, place: Place) -> tuple[Table, str, bool]:
+    """The table if it is of this place, where figures come from, and whether there is a file. On one rank."""
     try:
         if path is None or not path.exists():
-            return Table(), "the built-in rule" + (f" (there is no table {path}: mpiddl tune makes one)" if path else "")
+            return Table(), "the built-in rule" + (f" (there is no table {path}: mpiddl tune makes one)" if path else ""), False
         table = read_table(path)
     except MpiddlError as error:
-        return Table(), f"the built-in rule ({error})"
+        return Table(), f"the built-in rule ({error})", True
     except OSError as error:  # not even whether it is there can be known
-        return Table(), f"the built-in rule (table {path}: {error.strerror})"
+        return Table(), f"the built-in rule (table {path}: {error.strerror})", True
     if any(entry.place == place for entry in table.entries):
-        return table, f"measured, {path}"
+        return table, f"measured, {path}", True
     nearest = table.nearest(place)
     of = f"has {place.differs(nearest)}" if nearest else "is empty"
-    return Table(), f"the built-in rule (table {path} {of}: mpiddl tune adds this place)"
+    return Table(), f"the built-in rule (table {path} {of}: mpiddl tune adds this place)", True
 
 
 def _time(seconds: float) -> str:
