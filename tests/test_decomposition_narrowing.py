@@ -9,18 +9,21 @@ from mpiddl.kernels.normal_product import padded_columns
 from mpiddl.decomposition import PCA, covariance
 from mpiddl.decomposition.narrowing import LEFT_OUT, narrowed
 from mpiddl.decomposition.orthogonal import orthonormal
+from mpiddl.decomposition.spread import Whole
 from mpiddl.decomposition.subspace import Ritz
 from mpiddl.transport import virtual
 
 D, P, K = 60, 8, 6
+(WHOLE,) = virtual.run(1, lambda comm: Whole(comm, D))
 
 
 def pairs(sizes, seed=0):
     """Ritz pairs whose residuals have these sizes, and the basis of their directions."""
     rng = np.random.default_rng(seed)
     space = np.linalg.qr(rng.standard_normal((D, 2 * P)))[0]
-    ritz = Ritz(np.linspace(2.0, 1.0, P), space[:, :P], space[:, P:] * sizes)
-    return ritz, orthonormal(ritz.residuals)
+    residuals = space[:, P:] * sizes
+    ritz = Ritz(np.linspace(2.0, 1.0, P), space[:, :P], residuals, residuals.T @ residuals)
+    return ritz, orthonormal(WHOLE, ritz.residuals)
 
 
 def found(new, ritz):
@@ -32,7 +35,7 @@ def found(new, ritz):
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_left_out_is_next_to_nothing(seed):
     ritz, new = pairs(np.array([1e-9, 1e-7, 1e-3, 1e-2, 1e-1, 1e-1, 1.0, 1.0]), seed)
-    few = narrowed(new, ritz.residuals, ritz, K, lambda k: k)
+    few = narrowed(WHOLE, new, ritz.residuals, ritz, K, lambda k: k)
     assert few.shape == (D, 2)
     np.testing.assert_allclose(few.T @ few, np.eye(2), atol=1e-12)
     assert found(few, ritz).sum() >= (1 - LEFT_OUT) * found(new, ritz).sum()
@@ -40,20 +43,20 @@ def test_what_is_left_out_is_next_to_nothing(seed):
 
 def test_whole_vectors_of_columns_are_taken():
     ritz, new = pairs(np.array([1e-9, 1e-7, 1e-3, 1e-2, 1e-1, 1e-1, 1.0, 1.0]))
-    assert narrowed(new, ritz.residuals, ritz, K, lambda k: -(-k // 4) * 4).shape == (D, 4)
-    assert narrowed(new, ritz.residuals, ritz, K, lambda k: -(-k // 8) * 8) is new
+    assert narrowed(WHOLE, new, ritz.residuals, ritz, K, lambda k: -(-k // 4) * 4).shape == (D, 4)
+    assert narrowed(WHOLE, new, ritz.residuals, ritz, K, lambda k: -(-k // 8) * 8) is new
 
 
 def test_components_that_are_alike_keep_all_columns():
     ritz, new = pairs(np.ones(P))
-    assert narrowed(new, ritz.residuals, ritz, P, lambda k: k) is new  # no gap is known
-    assert narrowed(new, ritz.residuals, ritz, K, lambda k: -(-k // 4) * 4) is new
+    assert narrowed(WHOLE, new, ritz.residuals, ritz, P, lambda k: k) is new  # no gap is known
+    assert narrowed(WHOLE, new, ritz.residuals, ritz, K, lambda k: -(-k // 4) * 4) is new
 
 
 def test_the_scale_of_directions_does_not_matter():
     ritz, new = pairs(np.array([1e-9, 1e-7, 1e-3, 1e-2, 1e-1, 1e-1, 1.0, 1.0]))
-    one = narrowed(new, ritz.residuals, ritz, K, lambda k: k)
-    other = narrowed(new, ritz.residuals * np.logspace(-3, 3, P), ritz, K, lambda k: k)
+    one = narrowed(WHOLE, new, ritz.residuals, ritz, K, lambda k: k)
+    other = narrowed(WHOLE, new, ritz.residuals * np.logspace(-3, 3, P), ritz, K, lambda k: k)
     np.testing.assert_allclose(one @ one.T, other @ other.T, atol=1e-12)
 
 

@@ -18,6 +18,7 @@ from scipy.linalg.blas import dger
 
 from mpiddl.collectives import allreduce
 from mpiddl.decomposition.rows import Rows
+from mpiddl.decomposition.spread import Spread, Whole
 from mpiddl.transport.base import IN_PLACE
 
 
@@ -48,48 +49,43 @@ class Covariance:
         The largest of all ranks' squares over their average: how little rows are alike.
     origin : ndarray, shape (d,), float64
         What passes subtract: a guess at the mean until it is known, zero without ``center``.
+    spread : Spread
+        How the blocks that `apply` takes and gives lie on ranks; whole on each, if nothing is said.
     """
 
     def __init__(self, comm: Any, rows: Rows, origin: np.ndarray, center: bool = True, effort: Effort | None = None,
-                 total: float = 0.0):
-        self.comm, self.rows, self.center = comm, rows, center
+                 total: float = 0.0, spread: Spread | None = None):
+        self.comm, self.rows, self.center, self.spread = comm, rows, center, spread or Whole(comm, rows.d)
         self.effort = effort or Effort()
         self.origin = origin if center else np.zeros(rows.d)
         self.mean, self.variances = self.origin, np.zeros(rows.d)
         self.total, self.n, self.heaviness, self.squares = total, 0, np.inf, np.zeros(0)
 
     def apply(self, w: np.ndarray) -> np.ndarray:
-        """C W for W of shape (d, k), float64.
+        """C W for W of shape (d, k), float64; of both this rank has what `spread` says.
 
         Communication
         -------------
-        Collective: one all-reduce of d k + k numbers in float64; at the first time 2 d + 1 more, and an all-gather of two.
+        Collective: one all-reduce of d k + k numbers in float64, or as many by a reduce-scatter and an all-gather; at the first
+        time 2 d + 1 more, and an all-gather of two.
         """
-        d, k = w.shape
-        first = self.total == 0.0
-        found = self.rows.sums(w, self.origin, moments=first)
-        message = np.empty(d * k + k + (2 * d + 1 if first else 0))
-        message[: d * k] = found.product.reshape(-1)
-        message[d * k : d * k + k] = found.shifts
-        if first:
-            message[d * k + k : -1] = found.moments.reshape(-1)
-            message[-1] = self.rows.total
-        allreduce(self.comm, IN_PLACE, message)
+        k, first = w.shape[1], self.total == 0.0
+        found = self.rows.sums(self.spread.whole(w), self.origin, moments=first)
+        sums = np.concatenate([found.shifts, found.moments.reshape(-1), np.full(int(first), self.rows.total)])
+        product, sums = self.spread.reduced(found.product, sums)
         self.effort.passes += 1
         self.effort.rounds += 1
         if first:
-            moments = message[d * k + k : -1].reshape(2, d)
-            self.take_moments(moments, message[-1])
+            self.take_moments(sums[k:-1].reshape(2, -1), sums[-1])
             self.squares = found.squares
             own = self.rows.n, self.squares.max(initial=0.0), self.squares.sum()
-            counts, largest, sums = zip(*self.comm.allgather(own), strict=True)
+            counts, largest, squares = zip(*self.comm.allgather(own), strict=True)
             self.n = sum(counts)
-            self.heaviness = max(largest) * self.n / sum(sums) if sum(sums) > 0 else 1.0
-        product = message[: d * k].reshape(d, k)
-        if not np.isfinite(product).all():
+            self.heaviness = max(largest) * self.n / sum(squares) if sum(squares) > 0 else 1.0
+        if not np.isfinite(self.spread.sum(product.sum(keepdims=True))):
             raise NotFinite
         if self.center:
-            product = dger(-1.0, message[d * k : d * k + k], self.mean, a=product.T, overwrite_a=True).T  # in place
+            product = dger(-1.0, sums[:k], self.spread.own(self.mean), a=product.T, overwrite_a=True).T  # in place
         product /= self.total
         return product
 
@@ -112,7 +108,7 @@ class Covariance:
         some = self.rows.take(chosen)
         given = some.weights if some.weights.size else np.ones(some.n, some.dtype)
         some.weights = (given * (sums.sum() / (count * self.squares[chosen]))).astype(some.dtype)
-        return Covariance(self.comm, some, self.mean, self.center, total=self.total)
+        return Covariance(self.comm, some, self.mean, self.center, total=self.total, spread=self.spread)
 
     def measure(self) -> None:
         """Mean, variance and total by a pass of their own, where `apply` will not be called.

@@ -16,7 +16,8 @@ up for that, as if errors were like variances; and in the values, by as much as 
 
 Cost: one pass and one all-reduce of d p numbers an iteration; a broadcast of the small eigenproblem's result and a comparison
 of checksums, so that ranks whose processors round differently go on alike; memory 2 d m numbers for m columns of V, at
-most ``most_columns`` of them: then V is cut down to its leading Ritz vectors.
+most ``most_columns`` of them: then V is cut down to its leading Ritz vectors. Where vectors are sliced (`spread`), what is
+done with them, and their memory, is shared among ranks, for sums of a few p m numbers in place of the comparison.
 
 References
 ----------
@@ -28,12 +29,12 @@ doi:10.1137/S1064827596304162 (thick restarts).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
-from zlib import crc32
+from typing import Protocol
 
 import numpy as np
 
 from mpiddl.decomposition.orthogonal import orthonormal
+from mpiddl.decomposition.spread import Spread
 from mpiddl.decomposition.subspace import Ritz, Subspace
 
 Apply = Callable[[np.ndarray], np.ndarray]
@@ -66,14 +67,14 @@ def krylov(ritz: Ritz) -> np.ndarray:
     return ritz.residuals
 
 
-def davidson(comm: Any, apply: Apply, start: np.ndarray, directions: Directions, done: Done, *,
+def davidson(spread: Spread, apply: Apply, start: np.ndarray, directions: Directions, done: Done, *,
              look: Look | None = None, narrow: Narrow | None = None, most_columns: int | None = None) -> Ritz:
-    """Leading eigenpairs of the symmetric ``apply``, as many as ``start`` has columns.
+    """Leading eigenpairs of the symmetric ``apply``, as many as ``start`` has columns; all blocks lie as ``spread`` says.
 
     ``done`` is asked after every pass, on every rank; what rank 0 says counts. It ends earlier where V spans all there is.
     """
-    p = start.shape[1]
-    space, new = Subspace(comm, len(start), most_columns or 8 * p), orthonormal(start)
+    comm, p = spread.comm, start.shape[1]
+    space, new = Subspace(spread, most_columns or 8 * p), orthonormal(spread, start)
     while True:
         space.extend(new, apply(new))
         ritz = space.ritz(p)
@@ -81,40 +82,30 @@ def davidson(comm: Any, apply: Apply, start: np.ndarray, directions: Directions,
             return ritz
         space.make_room(p, 2 * p)
         wanted = directions(ritz)
-        new = _same(comm, orthonormal(wanted, space.basis))
+        new = spread.same(orthonormal(spread, wanted, space.basis))
         if not new.shape[1]:
             return ritz
         if look is not None and comm.bcast(look.worth(ritz)):
             outside, (images, doubt) = look.trace - space.trace, look(new)
             space.extend(new, images, sampled=True)
             seen, last = look.trace - space.trace, space.ritz(p)
-            share = space.weights(new.shape[1], p)
-            last = last._replace(residuals=last.residuals * np.sqrt(outside / max(seen, 1e-9 * outside)),
-                                 doubt=2 * np.abs(np.einsum("ij,ij->j", share, new.T @ doubt @ share)))
+            share, more = space.weights(new.shape[1], p), outside / max(seen, 1e-9 * outside)
+            last = last._replace(residuals=last.residuals * np.sqrt(more), products=last.products * more,
+                                 doubt=2 * np.abs(np.einsum("ij,ij->j", share, spread.sum(new.T @ doubt) @ share)))
             if comm.bcast(look.convinced(last)):
                 return last
             space.drop(new.shape[1])
         if narrow is not None:
-            new = _same(comm, narrow(new, wanted, ritz))
+            new = spread.same(narrow(new, wanted, ritz))
 
 
-def lanczos(comm: Any, apply: Apply, start: np.ndarray, passes: int) -> Ritz:
+def lanczos(spread: Spread, apply: Apply, start: np.ndarray, passes: int) -> Ritz:
     """Leading Ritz pairs of the block Krylov space of so many passes: what `davidson` does with `krylov`, asked once."""
-    space, new = Subspace(comm, len(start), passes * start.shape[1]), orthonormal(start)
+    space, new = Subspace(spread, passes * start.shape[1]), orthonormal(spread, start)
     while True:
         image = apply(new)
         space.extend(new, image)
         passes -= 1
-        new = _same(comm, orthonormal(image, space.basis)) if passes else new[:, :0]
+        new = spread.same(orthonormal(spread, image, space.basis)) if passes else new[:, :0]
         if not new.shape[1]:
             return space.ritz(start.shape[1])
-
-
-def _same(comm: Any, block: np.ndarray) -> np.ndarray:
-    """``block`` of every rank, if it is to the bit the same; else, where processors round differently, rank 0's.
-
-    What is left of a direction after projections may be mostly rounding: a last bit's difference would grow with it.
-    """
-    if comm.size == 1 or len(set(comm.allgather((block.shape, crc32(block.tobytes()))))) == 1:
-        return block
-    return comm.bcast(block)

@@ -18,12 +18,11 @@ def missed_variance(ritz: Ritz, k: int) -> np.ndarray:
     the end is ours).
     """
     values, p = ritz.values, len(ritz.values)
-    sizes = np.sqrt(np.einsum("ij,ij->j", ritz.residuals, ritz.residuals))
+    sizes = ritz.sizes
     doubt = np.broadcast_to(ritz.doubt, p)[:k]
     if p <= k:
         return sizes[:k] + doubt
-    unit = ritz.residuals / np.where(sizes > 0, sizes, 1)
-    angles = unit.T @ unit
+    angles = ritz.products / np.outer(*2 * (np.where(sizes > 0, sizes, 1),))
     found = []
     for end in {k, (k + p) // 2, p - 1}:
         outside = values[end] + _error(sizes[end], values[end] - values[-1])
@@ -35,8 +34,7 @@ def missed_variance(ritz: Ritz, k: int) -> np.ndarray:
 
 def at_rounding(ritz: Ritz, k: int, dtype: np.dtype, times: float) -> bool:
     """Whether nothing is left to find in the first ``k`` residuals but the rounding of products in ``dtype``."""
-    sizes = np.sqrt(np.einsum("ij,ij->j", ritz.residuals[:, :k], ritz.residuals[:, :k]))
-    return bool(sizes.max(initial=0.0) <= times * np.finfo(dtype).eps * ritz.values[0])
+    return bool(ritz.sizes[:k].max(initial=0.0) <= times * np.finfo(dtype).eps * ritz.values[0])
 
 
 def _error(sizes: np.ndarray, gaps: np.ndarray) -> np.ndarray:

@@ -32,7 +32,7 @@ def gram(comm: Any, covariance: Covariance, n: int, k: int, dtype: np.dtype) -> 
     """
     values, vectors = _columns(comm, covariance, k, dtype) if covariance.rows.d <= n else _rows(comm, covariance, k)
     covariance.effort.passes += 1
-    return Ritz(np.maximum(values, 0.0), vectors, np.zeros_like(vectors))
+    return Ritz(np.maximum(values, 0.0), vectors, np.zeros_like(vectors), np.zeros((k, k)))
 
 
 def _columns(comm: Any, covariance: Covariance, k: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:

@@ -14,28 +14,35 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mpiddl.decomposition.spread import Spread
 from mpiddl.decomposition.subspace import Ritz
 
 LEFT_OUT = 0.01
 """Of what there is to find, that may be left for a later pass: about as much as a good pass leaves anyway."""
 
 
-def narrowed(new: np.ndarray, directions: np.ndarray, ritz: Ritz, k: int, columns: Callable[[int], int]) -> np.ndarray:
+def narrowed(spread: Spread, new: np.ndarray, directions: np.ndarray, ritz: Ritz, k: int,
+             columns: Callable[[int], int]) -> np.ndarray:
     """An orthonormal basis of the part of ``new`` (d, m) that is worth a pass for the first ``k`` components.
 
     ``new`` is orthonormal and spans what ``directions`` (d, p) have outside of the subspace; ``columns`` says how many columns
     a pass takes that is asked for so many: only whole steps of it save anything. 4 d m k operations.
+
+    Communication
+    -------------
+    Collective where vectors are sliced: a sum of (m + 1) k numbers and a broadcast of m^2.
     """
     if len(ritz.values) <= k:
         return new
-    some = directions[:, :k]
-    sizes, found = (np.sqrt(np.einsum("ij,ij->j", block, block)) for block in (some, ritz.residuals[:, :k]))
+    some, m = directions[:, :k], new.shape[1]
     gaps = np.maximum(ritz.values[:k] - ritz.values[-1], 1e-3 * abs(ritz.values[-1]))
     if not (gaps > 0).all():
         return new
-    weighted = some * (found / np.sqrt(gaps) / np.where(sizes > 0, sizes, 1))
-    rotation, weights, _ = np.linalg.svd(new.T @ weighted)
+    products = spread.sum(np.concatenate([new.T @ some, np.einsum("ij,ij->j", some, some)[None]]))
+    sizes = np.sqrt(products[m])
+    weighted = products[:m] * (ritz.sizes[:k] / np.sqrt(gaps) / np.where(sizes > 0, sizes, 1))
+    rotation, weights = spread.decided(lambda: np.linalg.svd(weighted)[:2])
     left = np.append(np.cumsum(weights[::-1] ** 2)[::-1], 0.0)
     fewest = int(np.argmax(left <= LEFT_OUT * left[0]))
     width = columns(max(1, fewest))
-    return new @ rotation[:, :width] if width < new.shape[1] else new
+    return new @ rotation[:, :width] if width < m else new

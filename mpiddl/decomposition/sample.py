@@ -10,6 +10,7 @@ from mpiddl.collectives import allreduce
 from mpiddl.decomposition.covariance import Covariance, Effort, NotFinite
 from mpiddl.decomposition.davidson import Apply, lanczos
 from mpiddl.decomposition.rows import Rows, centred_blocks
+from mpiddl.decomposition.spread import Spread, Whole
 from mpiddl.decomposition.subspace import Ritz
 from mpiddl.transport.base import IN_PLACE
 
@@ -79,13 +80,13 @@ class HeldOut:
 
 
 def second_start(covariance: Covariance, n: int, count: int, columns: int, seed: int) -> np.ndarray:
-    """What `warm_start` finds, (d, ``columns``), from rows drawn by their lengths: where a plain sample tells little.
+    """What `warm_start` finds, ``columns`` vectors, from rows drawn by their lengths: where a plain sample tells little.
 
     Communication
     -------------
     As `warm_start`.
     """
-    found = _warm(covariance.comm, covariance.estimated(count, seed + 4).apply, covariance.rows.d, columns, seed + 4)
+    found = _warm(covariance.spread, covariance.estimated(count, seed + 4).apply, columns, seed + 4)
     covariance.effort.passes += WARM_PASSES * count / n
     covariance.effort.rounds += WARM_PASSES
     return found.vectors
@@ -118,16 +119,16 @@ def covariance(comm: Any, sample: Sample, center: bool, effort: Effort) -> np.nd
     return products
 
 
-def warm_start(comm: Any, sample: Sample, columns: int, center: bool, seed: int, effort: Effort) -> Ritz:
-    """Leading Ritz pairs of the sample, without forming its covariance: (d, ``columns``).
+def warm_start(spread: Spread, sample: Sample, columns: int, center: bool, seed: int, effort: Effort) -> Ritz:
+    """Leading Ritz pairs of the sample, ``columns`` of them, without forming its covariance; vectors lie as ``spread`` says.
 
     Communication
     -------------
     Collective: an all-reduce of d ``columns`` numbers for each of a few passes over the sample.
     """
     spent = Effort()
-    operator = Covariance(comm, sample.rows, sample.mean, center, spent, sample.total)
-    result = _warm(comm, operator.apply, sample.rows.d, columns, seed)
+    operator = Covariance(spread.comm, sample.rows, sample.mean, center, spent, sample.total, spread)
+    result = _warm(spread, operator.apply, columns, seed)
     effort.passes += spent.passes * sample.share
     effort.rounds += spent.rounds
     return result
@@ -138,8 +139,8 @@ def warm_start_of(comm: Any, products: np.ndarray, columns: int, seed: int) -> R
     def apply(w: np.ndarray) -> np.ndarray:
         return (products @ w.astype(np.float32)).astype(np.float64)
 
-    return _warm(comm, apply, len(products), columns, seed)
+    return _warm(Whole(comm, len(products)), apply, columns, seed)
 
 
-def _warm(comm: Any, apply: Apply, d: int, columns: int, seed: int) -> Ritz:
-    return lanczos(comm, apply, np.random.default_rng([seed, 0]).standard_normal((d, columns)), WARM_PASSES)
+def _warm(spread: Spread, apply: Apply, columns: int, seed: int) -> Ritz:
+    return lanczos(spread, apply, spread.random(columns, seed), WARM_PASSES)

@@ -21,6 +21,7 @@ from mpiddl.decomposition.narrowing import narrowed
 from mpiddl.decomposition.prepare import prepare
 from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.sample import HeldOut, covariance, draw, most_taken, second_start, warm_start, warm_start_of
+from mpiddl.decomposition.spread import Whole, spread_for
 from mpiddl.decomposition.subsample import Subsample
 from mpiddl.decomposition.subspace import Ritz
 from mpiddl.decomposition.variance_reduced import Settings, VarianceReduced
@@ -150,7 +151,8 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     task = _Task(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort,
                  prepared.floor)
     operator, ritz = _run(task, done, history)
-    result = prepared.undone(_result(ritz, operator, n, k, choice, effort, history))
+    errors = missed_variance(ritz, k) if history else np.zeros(k)
+    result = prepared.undone(_result(ritz, errors, operator, n, choice, effort, history))
     met = not history or history[-1].error <= tol or at_rounding(ritz, k, rows.dtype, 64)  # what is left no pass can find
     met = met or operator.trace <= prepared.floor
     if not comm.bcast(met):
@@ -190,7 +192,8 @@ def _run(task: _Task, done: Done, history: list[Moment]) -> tuple[Covariance, Ri
     most = most_taken(comm, rows)
     wanted = (sample_rows if task.solver == "subsample" else start_rows)(n, rows.d, columns)
     sample = draw(comm, rows, n, min(most, wanted), seed, effort)
-    operator = Covariance(comm, rows, sample.mean, center, effort)
+    spread = spread_for(comm, rows.d, columns) if task.solver == "krylov" else Whole(comm, rows.d)
+    operator = Covariance(comm, rows, sample.mean, center, effort, spread=spread)
     if task.solver == "vr-plain":
         return operator, vr_plain(comm, operator, task.k, lambda ritz: done(ritz) or operator.trace <= task.floor,
                                   step=task.vr.step, seed=seed)
@@ -199,15 +202,16 @@ def _run(task: _Task, done: Done, history: list[Moment]) -> tuple[Covariance, Ri
         start: Ritz = warm_start_of(comm, products, columns, seed)
         directions: Directions = Subsample(products)
     else:
-        start, directions = warm_start(comm, sample, columns, center, seed, effort), krylov
+        start, directions = warm_start(spread, sample, columns, center, seed, effort), krylov
         if task.solver == "vr":
             if task.vr.snapshot < 1:
                 start = _from_snapshots(task, min(most, ceil(task.vr.snapshot * n)), start)
             directions = VarianceReduced(operator, task.vr, seed)
     caution = _Caution(task, operator, most, min(most, wanted), directions, history, done)
-    narrow = None if any(comm.allgather(isinstance(rows, FileRows))) else partial(narrowed, k=task.k, columns=rows.columns)
-    return operator, davidson(comm, operator.apply, start.vectors, caution.directions, caution.done, look=caution,
-                              narrow=narrow)
+    files = any(comm.allgather(isinstance(rows, FileRows)))
+    narrow = None if files else partial(narrowed, spread, k=task.k, columns=rows.columns)
+    ritz = davidson(spread, operator.apply, start.vectors, caution.directions, caution.done, look=caution, narrow=narrow)
+    return operator, ritz._replace(vectors=spread.whole(ritz.vectors))
 
 
 class _Caution:
@@ -272,7 +276,7 @@ def _from_snapshots(task: _Task, count: int, start: Ritz) -> Ritz:
         noise = operator.trace / max(values[0], np.finfo(float).tiny) / count
         return missed_variance(ritz, task.k).sum() <= noise * values.sum() or spent.passes >= MOST_SNAPSHOTS
 
-    found = davidson(task.comm, operator.apply, start.vectors, VarianceReduced(operator, task.vr, task.seed + 1), enough)
+    found = davidson(operator.spread, operator.apply, start.vectors, VarianceReduced(operator, task.vr, task.seed + 1), enough)
     task.effort.passes += spent.passes * sample.share
     task.effort.rounds += spent.rounds
     return found
@@ -297,10 +301,11 @@ def _stuck(history: list[Moment], tol: float) -> bool:
     return last.error > 0.5 * before.error and last.explained - before.explained < 0.1 * tol * last.explained
 
 
-def _result(ritz: Ritz, operator: Covariance, n: int, k: int, choice: Choice, effort: Effort, history: list[Moment]) -> Result:
+def _result(ritz: Ritz, errors: np.ndarray, operator: Covariance, n: int, choice: Choice, effort: Effort,
+            history: list[Moment]) -> Result:
+    k = len(errors)
     components = ritz.vectors[:, :k].T.copy()
     largest = np.abs(components).argmax(axis=1)
     signs = np.where(components[np.arange(k), largest] < 0, -1.0, 1.0)
-    errors = missed_variance(ritz, k) if history else np.zeros(k)
     return Result(components * signs[:, None], np.maximum(ritz.values[:k], 0.0), errors, operator.mean, operator.variances, n,
                   operator.total, choice, effort, history)

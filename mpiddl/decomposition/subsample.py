@@ -27,8 +27,7 @@ class Subsample:
         """D (d, p)."""
         w = ritz.vectors.astype(np.float32)
         values = ritz.values.astype(np.float32)
-        sizes = np.linalg.norm(ritz.residuals, axis=0)
-        right = (ritz.residuals / np.where(sizes > 0, sizes, 1)).astype(np.float32)
+        right = (ritz.residuals / np.where(ritz.sizes > 0, ritz.sizes, 1)).astype(np.float32)
 
         def product(z: np.ndarray) -> np.ndarray:
             image = z * values - self._sample @ z

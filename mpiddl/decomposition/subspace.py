@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from mpiddl.decomposition.spread import Spread
+
 
 class Ritz(NamedTuple):
-    """Approximate eigenpairs, largest first, with the residuals A vectors - vectors values; ``doubt``: how much values may be
-    wrong, beside what residuals tell, because A was estimated."""
+    """Approximate eigenpairs, largest first, with the residuals R = A vectors - vectors values.
+
+    ``vectors`` and ``residuals`` may be this rank's slices (`spread`); ``products`` (p, p) is R^T R of all entries. ``doubt``:
+    how much values may be wrong, beside what residuals tell, because A was estimated.
+    """
 
     values: np.ndarray
     vectors: np.ndarray
     residuals: np.ndarray
+    products: np.ndarray
     doubt: np.ndarray | float = 0.0
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Of the residuals, (p,)."""
+        return np.sqrt(self.products.diagonal())
 
 
 class Subspace:
     """An orthonormal basis V (d, m) with its images A V and V^T A V, for a symmetric A; at most ``most`` columns.
 
     A block of p columns costs 2 d m p operations, p Ritz pairs 4 d m p; memory 2 d ``most`` numbers, touched as they are used.
+
+    Communication
+    -------------
+    Collective where vectors are sliced: a sum of (m, p) numbers for each block and of (p, p) for Ritz pairs.
     """
 
-    def __init__(self, comm: Any, d: int, most: int):
-        self._comm, self._m = comm, 0
-        self._basis, self._images = np.empty((d, most), order="F"), np.empty((d, most), order="F")
+    def __init__(self, spread: Spread, most: int):
+        self._spread, self._m = spread, 0
+        self._basis, self._images = (np.empty((spread.rows, most), order="F") for _ in range(2))
         self._projected = np.zeros((most, most))
         self._rotation = np.zeros((0, 0))
 
@@ -47,13 +62,13 @@ class Subspace:
 
         ``sampled``: the images are estimates. What they have along V is then replaced by what is known, (A V)^T new.
         """
-        across = self.images.T @ new
-        if sampled:
-            images = images + self.basis @ (across - self.basis.T @ images)
         old, grown = self._m, self._m + new.shape[1]
+        if sampled:
+            along = self._spread.sum(np.concatenate([self.images.T @ new, self.basis.T @ images]))
+            images = images + self.basis @ (along[:old] - along[old:])
         self._basis[:, old:grown], self._images[:, old:grown] = new, images
-        self._projected[:old, old:grown], self._projected[old:grown, :old] = across, across.T
-        self._projected[old:grown, old:grown] = new.T @ images
+        across = self._spread.sum(self._images[:, :grown].T @ new)
+        self._projected[:grown, old:grown], self._projected[old:grown, :grown] = across, across.T
         self._m = grown
 
     def drop(self, columns: int) -> None:
@@ -67,10 +82,11 @@ class Subspace:
         -------------
         Collective: a broadcast of m^2 + m numbers.
         """
-        projected = self._projected[: self._m, : self._m]
-        values, self._rotation = self._comm.bcast(_descending(projected) if self._comm.rank == 0 else None)
+        projected, comm = self._projected[: self._m, : self._m], self._spread.comm
+        values, self._rotation = comm.bcast(_descending(projected) if comm.rank == 0 else None)
         vectors = self.basis @ self._rotation[:, :p]
-        return Ritz(values[:p], vectors, self.images @ self._rotation[:, :p] - vectors * values[:p])
+        residuals = self.images @ self._rotation[:, :p] - vectors * values[:p]
+        return Ritz(values[:p], vectors, residuals, self._spread.sum(residuals.T @ residuals))
 
     def weights(self, last: int, p: int) -> np.ndarray:
         """How the last Ritz vectors, ``p`` of them, are made of the ``last`` columns."""

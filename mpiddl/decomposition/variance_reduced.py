@@ -86,7 +86,7 @@ class VarianceReduced:
         rows, settings = self._rows, self._settings
         d, p = ritz.vectors.shape
         k = rows.columns(p)
-        scale = max(np.linalg.norm(ritz.residuals, axis=0).max(), np.finfo(float).tiny)
+        scale = max(ritz.sizes.max(), np.finfo(float).tiny)
         given = ritz.residuals / scale, ritz.vectors, ritz.values[None]
         residual, w, values = (padded(part, k, rows.dtype) for part in given)
         batch, steps, rate = self._lengths(float(ritz.values[0]))

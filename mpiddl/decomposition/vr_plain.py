@@ -45,7 +45,8 @@ def vr_plain(comm: Any, covariance: Covariance, k: int, done: Callable[[Ritz], b
         image = covariance.apply(anchor)
         values, rotation = np.linalg.eigh(anchor.T @ image)
         values, anchor, image = values[::-1], anchor @ rotation[:, ::-1], image @ rotation[:, ::-1]
-        ritz = Ritz(values, anchor, image - anchor * values)
+        residuals = image - anchor * values
+        ritz = Ritz(values, anchor, residuals, residuals.T @ residuals)
         if comm.bcast(done(ritz)):
             return ritz
         rate = step * comm.size / (k * covariance.trace * sqrt(covariance.n))
