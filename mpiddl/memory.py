@@ -7,6 +7,7 @@ its layers by name. The views lie tightly one behind the other, in the order of 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -16,6 +17,9 @@ from .errors import ShapeError, UsageError
 
 ALIGNMENT = 64
 """Bytes: one cache line, which is also the widest vector register there is."""
+
+MOST_LEARNT = (32 << 20) - (64 << 10)
+"""Bytes of the largest array from which glibc learns; it keeps twice as many."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -120,6 +124,17 @@ def aligned_zeros(size: int, dtype: DTypeLike) -> np.ndarray:
     raw = np.zeros(nbytes + 2 * ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes].view(dtype)
+
+
+@cache
+def keep_freed() -> None:
+    """Have memory that is freed kept by this process for what it needs next, up to 64 MiB of it.
+
+    A page that comes new from the system costs some microseconds, several times what it takes to fill it. glibc learns from
+    the first large array that is freed how much to keep: this one is never touched, and costs nothing. Where somebody has set
+    malloc's parameters, or malloc is another, nothing changes.
+    """
+    np.empty(MOST_LEARNT, np.uint8)
 
 
 def float_dtype(dtype: DTypeLike) -> np.dtype:

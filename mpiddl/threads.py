@@ -42,7 +42,7 @@ class Threads(NamedTuple):
 
 
 def cores(root: str | Path = "/") -> Cores:
-    """What this process may run on now.
+    """What this process may run on: its mask now, the quota that it began with.
 
     Parameters
     ----------
@@ -62,8 +62,9 @@ def _first_sibling(root: Path, cpu: int) -> int:
     return int(first) if first.isdecimal() else cpu
 
 
+@cache
 def quota(root: str | Path = "/") -> float | None:
-    """CPU seconds a second that control groups of either version grant this process; None for no limit.
+    """CPU seconds a second that control groups of either version grant this process when first asked; None for no limit.
 
     A group is limited by each group above it too, so that the least of the path counts.
     """

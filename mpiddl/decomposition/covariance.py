@@ -89,8 +89,9 @@ class Covariance:
         product /= self.total
         return product
 
-    def estimated(self, count: int, seed: int) -> Covariance:
-        """The same estimated from ``count`` rows of all ranks, about the mean that passes have found.
+    def estimated(self, count: int, seed: int, parts: int = 1) -> list[Covariance]:
+        """The same estimated from ``count`` rows of all ranks, about the mean that passes have found; so often, each time from
+        rows of its own.
 
         Rows are drawn with probabilities that go with their squares, and weighted by the inverse: by how much the estimate
         is wrong then depends on trace / (lambda ``count``) only, not on how long some rows are (J. Tropp, Found. Trends Mach.
@@ -101,14 +102,18 @@ class Covariance:
         Collective: an all-gather of a number.
         """
         sums = np.array(self.comm.allgather(self.squares.sum()))
-        counts = np.random.default_rng([seed, 0]).multinomial(count if sums.any() else 0, sums / (sums.sum() or 1.0))
-        random = np.random.default_rng([seed, 1, self.comm.rank]).random(counts[self.comm.rank])
+        likely = sums / (sums.sum() or 1.0)
+        counts = np.random.default_rng([seed, 0]).multinomial(count if sums.any() else 0, likely, parts)[:, self.comm.rank]
+        random = np.random.default_rng([seed, 1, self.comm.rank])
         ladder = np.cumsum(self.squares)
-        chosen = np.sort(np.searchsorted(ladder, random * ladder[-1])) if len(random) else np.zeros(0, np.int64)
-        some = self.rows.take(chosen)
-        given = some.weights if some.weights.size else np.ones(some.n, some.dtype)
-        some.weights = (given * (sums.sum() / (count * self.squares[chosen]))).astype(some.dtype)
-        return Covariance(self.comm, some, self.mean, self.center, total=self.total, spread=self.spread)
+        estimates = []
+        for own in counts:
+            chosen = np.sort(np.searchsorted(ladder, random.random(own) * ladder[-1])) if own else np.zeros(0, np.int64)
+            some = self.rows.take(chosen)
+            given = some.weights if some.weights.size else np.ones(some.n, some.dtype)
+            some.weights = (given * (sums.sum() / (count * self.squares[chosen]))).astype(some.dtype)
+            estimates.append(Covariance(self.comm, some, self.mean, self.center, total=self.total, spread=self.spread))
+        return estimates
 
     def measure(self) -> None:
         """Mean, variance and total by a pass of their own, where `apply` will not be called.

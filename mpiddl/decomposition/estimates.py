@@ -22,14 +22,15 @@ def missed_variance(ritz: Ritz, k: int) -> np.ndarray:
     doubt = np.broadcast_to(ritz.doubt, p)[:k]
     if p <= k:
         return sizes[:k] + doubt
-    angles = ritz.products / np.outer(*2 * (np.where(sizes > 0, sizes, 1),))
-    found = []
-    for end in {k, (k + p) // 2, p - 1}:
-        outside = values[end] + _error(sizes[end], values[end] - values[-1])
-        own = _error(sizes[:end], values[:end] - outside)
-        raised = np.linalg.eigvalsh(np.diag(values[:end]) + np.sqrt(np.outer(own, own)) * angles[:end, :end])[::-1]
-        found.append(np.maximum(raised[:k] - values[:k], own[:k]))
-    return min(found, key=lambda missed: missed.sum()) + doubt
+    unit = np.where(sizes > 0, sizes, 1)
+    ends = np.array(sorted({k, (k + p) // 2, p - 1}))
+    outside = values[ends] + _error(sizes[ends], values[ends] - values[-1])
+    own = np.where(np.arange(p) < ends[:, None], _error(sizes, values - outside[:, None]), 0.0)
+    roots = np.sqrt(own) / unit
+    # What is behind the end stays apart, and below, where it raises nothing.
+    matrices = ritz.products * roots[:, :, None] * roots[:, None, :] + np.diag(values)
+    missed = np.maximum(np.linalg.eigvalsh(matrices)[:, : -k - 1 : -1] - values[:k], own[:, :k])
+    return missed[missed.sum(axis=1).argmin()] + doubt
 
 
 def at_rounding(ritz: Ritz, k: int, dtype: np.dtype, times: float) -> bool:

@@ -24,6 +24,7 @@ from mpiddl.decomposition.sparse_rows import SparseRows
 from mpiddl.decomposition.stream import merged
 from mpiddl.decomposition.variance_reduced import Settings
 from mpiddl.errors import ConvergenceError, DataError, UsageError
+from mpiddl.memory import keep_freed
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.transport.mpi import connected
 from mpiddl.warming import limited_threads
@@ -87,6 +88,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     def _fit(self, X: Any, sample_weight: Any, tell: Callable[[Moment], None] | None, after: Result | None = None,
              stream: bool = False) -> None:
+        keep_freed()
         with connected(self.comm, os.environ) as link:
             began, sent = now(), link.meter.bytes
             with _alike(link):

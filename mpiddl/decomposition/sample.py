@@ -62,7 +62,7 @@ class HeldOut:
 
     Communication
     -------------
-    As two passes; at the first call two all-gathers of a number besides.
+    As two passes; at the first call an all-gather of a number besides.
     """
 
     def __init__(self, covariance: Covariance, n: int, most: int, columns: int, seed: int):
@@ -72,7 +72,7 @@ class HeldOut:
 
     def __call__(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not self._halves:
-            self._halves = [self._covariance.estimated(self.count // 2, self._seed + half) for half in (2, 3)]
+            self._halves = self._covariance.estimated(self.count // 2, self._seed + 2, parts=2)
         self._covariance.effort.passes += self.count / self._n
         self._covariance.effort.rounds += 2
         one, other = (half.apply(w) for half in self._halves)
@@ -86,7 +86,8 @@ def second_start(covariance: Covariance, n: int, count: int, columns: int, seed:
     -------------
     As `warm_start`.
     """
-    found = _warm(covariance.spread, covariance.estimated(count, seed + 4).apply, columns, seed + 4)
+    (sample,) = covariance.estimated(count, seed + 4)
+    found = _warm(covariance.spread, sample.apply, columns, seed + 4)
     covariance.effort.passes += WARM_PASSES * count / n
     covariance.effort.rounds += WARM_PASSES
     return found.vectors

@@ -13,7 +13,7 @@ import numpy as np
 from mpiddl.clock import now
 from mpiddl.decomposition.choice import Choice, choose, sample_rows, start_rows
 from mpiddl.decomposition.covariance import Covariance, Effort
-from mpiddl.decomposition.davidson import Directions, Done, davidson, krylov
+from mpiddl.decomposition.davidson import Directions, davidson, krylov
 from mpiddl.decomposition.estimates import at_rounding, missed_variance
 from mpiddl.decomposition.file_rows import FileRows
 from mpiddl.decomposition.gram import gram
@@ -52,6 +52,10 @@ SAMPLED = 2.0
 
 SLOW = 4
 """Passes in which something has to come of it."""
+
+
+Enough = Callable[[Ritz, np.ndarray], bool]
+"""Asked after a pass, with what its components miss."""
 
 
 class Moment(NamedTuple):
@@ -137,10 +141,12 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     rows = prepared.rows
     history: list[Moment] = []
 
-    def done(ritz: Ritz) -> bool:
+    errors = np.zeros(k)
+
+    def done(ritz: Ritz, missed: np.ndarray) -> bool:
+        errors[:] = missed
         explained = float(ritz.values[:k].sum())
-        missed = float(missed_variance(ritz, k).sum())
-        error = missed / explained if explained > 0 else 0.0
+        error = float(missed.sum()) / explained if explained > 0 else 0.0
         history.append(Moment(now() - began, effort.passes, effort.rounds, error, explained))
         if tell is not None:
             tell(history[-1])
@@ -151,7 +157,6 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     task = _Task(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort,
                  prepared.floor)
     operator, ritz = _run(task, done, history)
-    errors = missed_variance(ritz, k) if history else np.zeros(k)
     result = prepared.undone(_result(ritz, errors, operator, n, choice, effort, history))
     met = not history or history[-1].error <= tol or at_rounding(ritz, k, rows.dtype, 64)  # what is left no pass can find
     met = met or operator.trace <= prepared.floor
@@ -180,7 +185,7 @@ class _Task:
     floor: float
 
 
-def _run(task: _Task, done: Done, history: list[Moment]) -> tuple[Covariance, Ritz]:
+def _run(task: _Task, done: Enough, history: list[Moment]) -> tuple[Covariance, Ritz]:
     """Warm up on a sample and iterate, or go the direct way."""
     comm, rows, n, columns, center, seed, effort = (
         task.comm, task.rows, task.n, task.columns, task.center, task.seed, task.effort)  # fmt: skip
@@ -195,12 +200,14 @@ def _run(task: _Task, done: Done, history: list[Moment]) -> tuple[Covariance, Ri
     spread = spread_for(comm, rows.d, columns) if task.solver == "krylov" else Whole(comm, rows.d)
     operator = Covariance(comm, rows, sample.mean, center, effort, spread=spread)
     if task.solver == "vr-plain":
-        return operator, vr_plain(comm, operator, task.k, lambda ritz: done(ritz) or operator.trace <= task.floor,
-                                  step=task.vr.step, seed=seed)
+        return operator, vr_plain(
+            comm, operator, task.k,
+            lambda ritz: done(ritz, missed_variance(ritz, task.k)) or operator.trace <= task.floor,
+            step=task.vr.step, seed=seed)  # fmt: skip
     if task.solver == "subsample":
         products = covariance(comm, sample, center, effort)
         start: Ritz = warm_start_of(comm, products, columns, seed)
-        directions: Directions = Subsample(products)
+        directions: Directions = Subsample(comm, products)
     else:
         start, directions = warm_start(spread, sample, columns, center, seed, effort), krylov
         if task.solver == "vr":
@@ -222,7 +229,7 @@ class _Caution:
     """
 
     def __init__(self, task: _Task, operator: Covariance, most: int, drawn: int, directions: Directions,
-                 history: list[Moment], done: Done):
+                 history: list[Moment], done: Enough):
         self._task, self._operator, self._history = task, operator, history
         self._held_out = HeldOut(operator, task.n, most, task.columns, task.seed)
         self._most, self._drawn, self._directions, self._done = most, drawn, directions, done
@@ -237,7 +244,8 @@ class _Caution:
 
     def done(self, ritz: Ritz) -> bool:
         """Whether the tolerance is met, or nothing helps."""
-        enough = self._done(ritz) and (len(self._history) > 1 or self._tells(self._drawn, self._operator.heaviness, ritz))
+        enough = self._done(ritz, missed_variance(ritz, self._task.k)) and (
+            len(self._history) > 1 or self._tells(self._drawn, self._operator.heaviness, ritz))
         return enough or self.trace <= self._task.floor
 
     def _tells(self, count: int, heaviness: float, ritz: Ritz) -> bool:
@@ -261,7 +269,8 @@ class _Caution:
 
     def convinced(self, ritz: Ritz) -> bool:
         k = self._task.k
-        return missed_variance(ritz, k).sum() <= self._task.tol / SAMPLED * ritz.values[:k].sum() and self._done(ritz)
+        missed = missed_variance(ritz, k)
+        return missed.sum() <= self._task.tol / SAMPLED * ritz.values[:k].sum() and self._done(ritz, missed)
 
 
 def _from_snapshots(task: _Task, count: int, start: Ritz) -> Ritz:

@@ -2,15 +2,18 @@
 
 A sample of m rows knows most of the spectrum; what it gets wrong, about sqrt(d / m) of it, is what a pass then
 leaves of the error. S is formed once (m d^2 operations, one all-reduce of d^2 numbers), and solved with by a few steps of
-conjugate gradients, all columns at a time, in float32: a few products of S, which stays in the cache, with a thin block.
+conjugate gradients, several columns at a time, in float32: a few products of S, which stays in the cache, with a thin block.
+Columns do not need each other: every rank has some of them, and an all-gather of d p numbers brings them together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from mpiddl.collectives import allgather
 from mpiddl.decomposition.subspace import Ritz
 
 STEPS = 6
@@ -18,22 +21,41 @@ STEPS = 6
 
 
 class Subsample:
-    """Directions preconditioned by a sample's covariance (d, d), float32."""
+    """Directions preconditioned by a sample's covariance (d, d), float32, the same on every rank."""
 
-    def __init__(self, sample: np.ndarray, steps: int = STEPS):
-        self._sample, self._steps = sample, steps
+    def __init__(self, comm: Any, sample: np.ndarray, steps: int = STEPS):
+        self._comm, self._sample, self._steps = comm, sample, steps
 
     def __call__(self, ritz: Ritz) -> np.ndarray:
-        """D (d, p)."""
+        """D (d, p).
+
+        Communication
+        -------------
+        Collective: an all-gather of d p numbers in float32.
+        """
+        (d, p), comm = ritz.vectors.shape, self._comm
+        width = -(-p // comm.size)
+        mine = slice(width * comm.rank, width * (comm.rank + 1))
+        found = np.zeros((width, d), np.float32)
+        found[: len(ritz.values[mine])] = self._solved(ritz, mine).T
+        if comm.size == 1:
+            return found.T.astype(np.float64)
+        columns = np.empty((width * comm.size, d), np.float32)
+        allgather(comm, found, columns)
+        return columns[:p].T.astype(np.float64)
+
+    def _solved(self, ritz: Ritz, mine: slice) -> np.ndarray:
+        """Some of the columns."""
         w = ritz.vectors.astype(np.float32)
-        values = ritz.values.astype(np.float32)
-        right = (ritz.residuals / np.where(ritz.sizes > 0, ritz.sizes, 1)).astype(np.float32)
+        values = ritz.values[mine].astype(np.float32)
+        scale = np.where(ritz.sizes > 0, ritz.sizes, 1)[mine]
+        right = (ritz.residuals[:, mine] / scale).astype(np.float32)
 
         def product(z: np.ndarray) -> np.ndarray:
             image = z * values - self._sample @ z
             return image - w @ (w.T @ image)
 
-        return solve(product, right - w @ (w.T @ right), self._steps).astype(np.float64)
+        return solve(product, right - w @ (w.T @ right), self._steps)
 
 
 def solve(product: Callable[[np.ndarray], np.ndarray], right: np.ndarray, steps: int) -> np.ndarray:
