@@ -364,6 +364,43 @@ def test_an_inter_communicator_is_refused_as_mpi4py_does(comm, forced):
     half.Free()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_what_is_always_the_librarys_goes_there_at_once(comm, monkeypatch):
+    from mpiddl.communicator import Communicator
+    from mpiddl.tuning import choice
+
+    class Counting(Communicator):
+        calls = 0
+
+        def Bcast(self, buf, root=0):
+            self.calls += 1
+            super().Bcast(buf, root)
+
+    monkeypatch.setattr(choice.rule, "steps", lambda topology, call: ((4096, "two-step"),) if call == "allreduce" else ())
+    raw = load_mpi().COMM_WORLD.Dup()
+    ours, other, own = Communicator(raw), Communicator(raw), Counting(raw)
+    assert {"Bcast", "Barrier", "Allreduce"} <= set(vars(ours)) and "Bcast" not in vars(own)
+    for n in (1, 511, 512, 100_000):
+        for one in (ours, own):
+            x = np.full(n, one.rank + 1.0)
+            one.Allreduce(load_mpi().IN_PLACE, x)
+            np.testing.assert_array_equal(x, one.size * (one.size + 1) / 2)
+            one.Bcast(x)
+            one.Allreduce([x, load_mpi().DOUBLE], y := np.zeros(n), op=load_mpi().MAX)
+            np.testing.assert_array_equal(x, y)
+            one.Barrier()
+    assert own.calls == 4
+    with pytest.raises(load_mpi().Exception):
+        ours.Bcast(x, root=-5)
+    raw.Free()
+    assert not set(vars(ours)) & {"Bcast", "Barrier", "Allreduce"}
+    for one in (ours, other, own):
+        with pytest.raises(CommError, match="freed by somebody else"):
+            one.Allreduce(load_mpi().IN_PLACE, np.ones(3))
+        with pytest.raises(CommError, match="freed by somebody else"):
+            one.Bcast(np.ones(3))
+
+
 def test_why(comm, forced):
     from mpiddl.communicator import Communicator
 

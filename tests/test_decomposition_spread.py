@@ -114,6 +114,19 @@ def test_components_do_not_depend_on_how_vectors_lie(monkeypatch, ranks, tol):
             np.testing.assert_allclose(pca.components_, one.components_, atol=1e-3)
 
 
+@pytest.mark.mpi
+def test_slices_over_mpi(comm, monkeypatch):
+    monkeypatch.setattr(spread, "SLICED_FROM", 1)
+    x = rows(5, 2000)
+    own = block(len(x), comm.size, comm.rank)
+    pca = PCA(4, solver="krylov", tol=1e-9, random_state=0, comm=comm).fit(x[own.start : own.stop])
+    exact = np.linalg.eigvalsh(np.cov(x.T))[::-1][:4]
+    np.testing.assert_allclose(pca.explained_variance_, exact, atol=2e-9 * exact.sum())
+    np.testing.assert_allclose(pca.components_ @ pca.components_.T, np.eye(4), atol=1e-12)
+    for other in comm.allgather(pca.components_):
+        np.testing.assert_array_equal(other, pca.components_)
+
+
 def test_what_is_not_finite_on_one_rank_is_said_on_all(monkeypatch):
     monkeypatch.setattr(spread, "SLICED_FROM", 1)
     x = rows(4, 900)

@@ -2,7 +2,7 @@
 
 All ranks must decide alike, so what is looked at are only things that MPI wants to be the same on all of them: the call,
 the operation, the bytes of the message. How a message lies in memory may differ between ranks; where it has gaps it is
-packed. Short messages are the library's after one comparison.
+packed. Short messages are the library's after one comparison, or none (`shortcuts`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiddl.collectives import Started, calls
+from mpiddl.communicator import shortcuts
 from mpiddl.communicator.private import Private, keyval, private_of
 from mpiddl.communicator.request import request_of
 from mpiddl.errors import CommError
@@ -57,6 +58,7 @@ class Faster(_Base):
             return
         self._private = private_of(self, self._table)
         self._floors = self._private.floors
+        self._private.used_by(self, Faster)
 
     def why(self, call: str, nbytes: int) -> Choice:
         """What such a call of ``nbytes`` takes, and why: ``print(comm.why("allreduce", 1 << 20))``. Local after `Prepare`.
@@ -244,6 +246,7 @@ class Faster(_Base):
         return request_of(started, buffers, result.put_back)
 
     def _forget(self) -> None:
+        shortcuts.drop(self)
         self._private, self._floors = None, _FLOORS
 
 

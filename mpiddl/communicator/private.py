@@ -7,6 +7,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from mpi4py import MPI
@@ -14,6 +15,7 @@ from mpi4py import MPI
 from mpiddl.collectives.allreduce_staged import Stage, fits, stage
 from mpiddl.collectives.base import Started
 from mpiddl.collectives.progress import Progress
+from mpiddl.communicator import shortcuts
 from mpiddl.transport.base import SUM
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import chooser
@@ -44,6 +46,7 @@ class Private:
         self.link, self.choice = link, choice
         self.threads = False  # whether every rank has one that may move requests on
         self._progress: Progress | None = None
+        self._users: list[ref[Any]] = []
         self._stages: dict[Any, Stage | None] = {}
         self.floors = {call: choice.floor(call) for call in CANDIDATES}
 
@@ -54,6 +57,11 @@ class Private:
             self._stages[dtype.char] = found if found is not None and not found.alone else None
         return None if self.link.started else self._stages[dtype.char]
 
+    def used_by(self, handle: Any, taken_over: type) -> None:
+        """One more object has this handle; its calls, if methods of ``taken_over``, go the shortest way until it is freed."""
+        shortcuts.take(handle, taken_over, self.floors)
+        self._users = [user for user in self._users if user() is not None] + [ref(handle)]
+
     def look_after(self, started: Started) -> None:
         """Have a thread move it on, while the program computes or waits in the library."""
         self._progress = self._progress or Progress(self.link)
@@ -62,6 +70,9 @@ class Private:
     def close(self) -> None:
         """Collective."""
         self.floors.update(dict.fromkeys(self.floors, 0.0))  # whoever still has the handle then takes a closer look
+        for user in self._users:
+            if (handle := user()) is not None:
+                shortcuts.drop(handle)
         for started in [started for started in self.link.started if started.of is self.link]:
             started.Wait()  # MPI, too, lets what is under way come to its end
         if self._progress is not None:
