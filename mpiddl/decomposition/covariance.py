@@ -10,6 +10,7 @@ because deviations from the mean add up to nothing. An origin near the mean keep
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +90,7 @@ class Covariance:
         product /= self.total
         return product
 
-    def estimated(self, count: int, seed: int, parts: int = 1) -> list[Covariance]:
+    def estimated(self, count: int, seed: int, parts: int = 1) -> Iterator[Covariance]:
         """The same estimated from ``count`` rows of all ranks, about the mean that passes have found; so often, each time from
         rows of its own.
 
@@ -99,21 +100,19 @@ class Covariance:
 
         Communication
         -------------
-        Collective: an all-gather of a number.
+        Collective: an all-gather of a number, when the first is asked for.
         """
         sums = np.array(self.comm.allgather(self.squares.sum()))
         likely = sums / (sums.sum() or 1.0)
         counts = np.random.default_rng([seed, 0]).multinomial(count if sums.any() else 0, likely, parts)[:, self.comm.rank]
         random = np.random.default_rng([seed, 1, self.comm.rank])
         ladder = np.cumsum(self.squares)
-        estimates = []
         for own in counts:
             chosen = np.sort(np.searchsorted(ladder, random.random(own) * ladder[-1])) if own else np.zeros(0, np.int64)
             some = self.rows.take(chosen)
             given = some.weights if some.weights.size else np.ones(some.n, some.dtype)
             some.weights = (given * (sums.sum() / (count * self.squares[chosen]))).astype(some.dtype)
-            estimates.append(Covariance(self.comm, some, self.mean, self.center, total=self.total, spread=self.spread))
-        return estimates
+            yield Covariance(self.comm, some, self.mean, self.center, total=self.total, spread=self.spread)
 
     def measure(self) -> None:
         """Mean, variance and total by a pass of their own, where `apply` will not be called.

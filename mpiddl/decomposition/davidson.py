@@ -12,7 +12,8 @@ What differs between solvers are the directions: `krylov` takes the residuals as
 
 The last pass is saved by a look at a sample of the rows, drawn for that alone. What A D has along V is known, (A V)^T D; the
 rest is estimated, and what is wrong with it appears in the residuals, but for what lies in the span of D: they are scaled
-up for that, as if errors were like variances; and in the values, by as much as two halves of the sample differ.
+up for that, as if errors were like variances; and in the values, by as much as two halves of the sample differ. Where that is
+nearly good enough, a larger sample is looked at.
 
 Cost: one pass and one all-reduce of d p numbers an iteration; a broadcast of the small eigenproblem's result and a comparison
 of checksums, so that ranks whose processors round differently go on alike; memory 2 d m numbers for m columns of V, at
@@ -28,7 +29,7 @@ doi:10.1137/S1064827596304162 (thick restarts).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -51,11 +52,14 @@ class Look(Protocol):
     def worth(self, ritz: Ritz) -> bool:
         """Whether it may well save the pass; what rank 0 says counts."""
 
-    def __call__(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """An estimate of the product, and another estimate of how wrong it is."""
+    def __call__(self, block: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """An estimate of the product, and another estimate of how wrong it is; then better ones, for more."""
 
     def convinced(self, ritz: Ritz) -> bool:
         """Whether that suffices; what rank 0 says counts."""
+
+    def nearly(self, ritz: Ritz) -> bool:
+        """Whether a better estimate may well suffice, where this one does not; what rank 0 says counts."""
 
 
 Directions = Callable[[Ritz], np.ndarray]
@@ -86,17 +90,25 @@ def davidson(spread: Spread, apply: Apply, start: np.ndarray, directions: Direct
         if not new.shape[1]:
             return ritz
         if look is not None and comm.bcast(look.worth(ritz)):
-            outside, (images, doubt) = look.trace - space.trace, look(new)
-            space.extend(new, images, sampled=True)
-            seen, last = look.trace - space.trace, space.ritz(p)
-            share, more = space.weights(new.shape[1], p), outside / max(seen, 1e-9 * outside)
-            last = last._replace(residuals=last.residuals * np.sqrt(more), products=last.products * more,
-                                 doubt=2 * np.abs(np.einsum("ij,ij->j", share, spread.sum(new.T @ doubt) @ share)))
-            if comm.bcast(look.convinced(last)):
-                return last
-            space.drop(new.shape[1])
+            for images, doubt in look(new):
+                last = _with_sample(space, new, images, doubt, look.trace, p)
+                if comm.bcast(look.convinced(last)):
+                    return last
+                space.drop(new.shape[1])
+                if not comm.bcast(look.nearly(last)):
+                    break
         if narrow is not None:
             new = spread.same(narrow(new, wanted, ritz))
+
+
+def _with_sample(space: Subspace, new: np.ndarray, images: np.ndarray, doubt: np.ndarray, trace: float, p: int) -> Ritz:
+    """Ritz pairs of a space that takes in ``new`` with what a sample makes of it; ``trace`` is that of the matrix."""
+    outside = trace - space.trace
+    space.extend(new, images, sampled=True)
+    seen, ritz = trace - space.trace, space.ritz(p)
+    share, more = space.weights(new.shape[1], p), outside / max(seen, 1e-9 * outside)
+    wrong = np.einsum("ij,ij->j", share, space.spread.sum(new.T @ doubt) @ share)
+    return ritz._replace(residuals=ritz.residuals * np.sqrt(more), products=ritz.products * more, doubt=2 * np.abs(wrong))
 
 
 def lanczos(spread: Spread, apply: Apply, start: np.ndarray, passes: int) -> Ritz:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,9 @@ from mpiddl.decomposition.rows import Rows, centred_blocks
 from mpiddl.decomposition.spread import Spread, Whole
 from mpiddl.decomposition.subspace import Ritz
 from mpiddl.transport.base import IN_PLACE
+
+CLOSER = 2
+"""Times as many rows for a closer look."""
 
 WARM_PASSES = 4
 """Of block Lanczos on the sample: its leading Ritz vectors are then nearer to the sample's than those to the truth."""
@@ -58,11 +62,11 @@ def draw(comm: Any, rows: Rows, n: int, most: int, seed: int, effort: Effort) ->
 
 class HeldOut:
     """C W from ``count`` rows that are drawn when it is first called, whatever other samples hold: the mean of what two halves
-    of them say, and half of the difference.
+    of them say, and half of the difference; then the same from `CLOSER` times as many more, which are not kept.
 
     Communication
     -------------
-    As two passes; at the first call an all-gather of a number besides.
+    Each time as two passes; an all-gather of a number besides, but where rows are kept.
     """
 
     def __init__(self, covariance: Covariance, n: int, most: int, columns: int, seed: int):
@@ -70,13 +74,21 @@ class HeldOut:
         self._covariance = covariance
         self._halves: list[Covariance] = []
 
-    def __call__(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if not self._halves:
-            self._halves = self._covariance.estimated(self.count // 2, self._seed + 2, parts=2)
-        self._covariance.effort.passes += self.count / self._n
+    def __call__(self, w: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        half = self.count // 2
+        self._halves = self._halves or list(self._covariance.estimated(half, self._seed + 2, parts=2))
+        one, other = self._products(self._halves, w, self.count)
+        yield (one + other) / 2, (one - other) / 2
+        count = min(CLOSER * self.count, self._n - self.count)
+        closer = self._products(self._covariance.estimated(count // 2, self._seed + 6, parts=2), w, count)
+        share = count / (self.count + count)
+        one, other = (first + share * (more - first) for first, more in zip((one, other), closer, strict=True))
+        yield (one + other) / 2, (one - other) / 2
+
+    def _products(self, halves: Iterable[Covariance], w: np.ndarray, count: int) -> list[np.ndarray]:
+        self._covariance.effort.passes += count / self._n
         self._covariance.effort.rounds += 2
-        one, other = (half.apply(w) for half in self._halves)
-        return (one + other) / 2, (one - other) / 2
+        return [half.apply(w) for half in halves]
 
 
 def second_start(covariance: Covariance, n: int, count: int, columns: int, seed: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
@@ -20,7 +20,7 @@ from mpiddl.decomposition.gram import gram
 from mpiddl.decomposition.narrowing import narrowed
 from mpiddl.decomposition.prepare import prepare
 from mpiddl.decomposition.rows import Rows
-from mpiddl.decomposition.sample import HeldOut, covariance, draw, most_taken, second_start, warm_start, warm_start_of
+from mpiddl.decomposition.sample import CLOSER, HeldOut, covariance, draw, most_taken, second_start, warm_start, warm_start_of
 from mpiddl.decomposition.spread import Whole, spread_for
 from mpiddl.decomposition.subsample import Subsample
 from mpiddl.decomposition.subspace import Ritz
@@ -233,6 +233,7 @@ class _Caution:
         self._task, self._operator, self._history = task, operator, history
         self._held_out = HeldOut(operator, task.n, most, task.columns, task.seed)
         self._most, self._drawn, self._directions, self._done = most, drawn, directions, done
+        self._short_by = np.inf
 
     def directions(self, ritz: Ritz) -> np.ndarray:
         """Those of the solver; after the first pass those of a second start, where that is needed."""
@@ -259,7 +260,7 @@ class _Caution:
     def trace(self) -> float:
         return self._operator.trace
 
-    def __call__(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, block: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         return self._held_out(block)
 
     def worth(self, ritz: Ritz) -> bool:
@@ -270,7 +271,11 @@ class _Caution:
     def convinced(self, ritz: Ritz) -> bool:
         k = self._task.k
         missed = missed_variance(ritz, k)
-        return missed.sum() <= self._task.tol / SAMPLED * ritz.values[:k].sum() and self._done(ritz, missed)
+        self._short_by = missed.sum() / (self._task.tol / SAMPLED * ritz.values[:k].sum() or np.finfo(float).tiny)
+        return self._short_by <= 1 and self._done(ritz, missed)
+
+    def nearly(self, ritz: Ritz) -> bool:
+        return self._short_by <= 1 + CLOSER  # if all that is missed is the sample's fault, more rows will do
 
 
 def _from_snapshots(task: _Task, count: int, start: Ritz) -> Ritz:

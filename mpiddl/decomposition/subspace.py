@@ -39,7 +39,7 @@ class Subspace:
     """
 
     def __init__(self, spread: Spread, most: int):
-        self._spread, self._m = spread, 0
+        self.spread, self._m = spread, 0
         self._basis, self._images = (np.empty((spread.rows, most), order="F") for _ in range(2))
         self._projected = np.zeros((most, most))
         self._rotation = np.zeros((0, 0))
@@ -64,10 +64,10 @@ class Subspace:
         """
         old, grown = self._m, self._m + new.shape[1]
         if sampled:
-            along = self._spread.sum(np.concatenate([self.images.T @ new, self.basis.T @ images]))
+            along = self.spread.sum(np.concatenate([self.images.T @ new, self.basis.T @ images]))
             images = images + self.basis @ (along[:old] - along[old:])
         self._basis[:, old:grown], self._images[:, old:grown] = new, images
-        across = self._spread.sum(self._images[:, :grown].T @ new)
+        across = self.spread.sum(self._images[:, :grown].T @ new)
         self._projected[:grown, old:grown], self._projected[old:grown, :grown] = across, across.T
         self._m = grown
 
@@ -82,11 +82,11 @@ class Subspace:
         -------------
         Collective: a broadcast of m^2 + m numbers.
         """
-        projected, comm = self._projected[: self._m, : self._m], self._spread.comm
+        projected, comm = self._projected[: self._m, : self._m], self.spread.comm
         values, self._rotation = comm.bcast(_descending(projected) if comm.rank == 0 else None)
         vectors = self.basis @ self._rotation[:, :p]
         residuals = self.images @ self._rotation[:, :p] - vectors * values[:p]
-        return Ritz(values[:p], vectors, residuals, self._spread.sum(residuals.T @ residuals))
+        return Ritz(values[:p], vectors, residuals, self.spread.sum(residuals.T @ residuals))
 
     def weights(self, last: int, p: int) -> np.ndarray:
         """How the last Ritz vectors, ``p`` of them, are made of the ``last`` columns."""
