@@ -13,6 +13,7 @@ from mpiddl.errors import DataError, UsageError
 from mpiddl.topology import Topology
 from mpiddl.transport import virtual
 from mpiddl.tuning import Chooser, Entry, Place, Table, add_to_table, chooser, read_table, write_table
+from mpiddl.tuning import choice as choices
 from mpiddl.tuning.choice import between
 from mpiddl.tuning.fit import fit
 from mpiddl.tuning.place import cluster_name, processor_name, table_path
@@ -53,6 +54,8 @@ DAMAGED = {
     "no library": GOOD.replace("library = [", "ring2 = ["), "place": GOOD.replace('"nodes"', "3"),
     "huge": GOOD.replace("6e-06", "1" + 400 * "0"), "digits": GOOD.replace("6e-06", 5000 * "9"), "deep": "x = " + 20_000 * "[",
     "huge size": GOOD.replace("100000]", "1" + 400 * "0" + "]"), "tiny": GOOD.replace("6e-06", "1e-320"),
+    "hex": "version = 0x" + 6000 * "f", "hex place": GOOD.replace('"nodes"', "0x" + 6000 * "f"),
+    "hex size": GOOD.replace("100000]", "0x" + 6000 * "f" + "]"), "long call": GOOD.replace("allreduce", 100_000 * "x"),
     "not entries": "version = 1\nmeasured = 3", "not tables": "version = 1\nmeasured = [3]",
 }  # fmt: skip
 
@@ -62,6 +65,8 @@ def test_a_damaged_table_is_said_and_not_used(tmp_path, how):
     path = tmp_path / "tune.toml"
     path.write_text(DAMAGED[how])
     with pytest.raises(DataError, match=re.escape(str(path))):
+        read_table(path)
+    with pytest.raises(DataError, match=r"^.{1,400}$"):
         read_table(path)
     (choice,) = virtual.run(1, lambda comm: chooser(comm, path))
     assert "the built-in rule (table" in choice.source
@@ -86,6 +91,28 @@ def test_measurements_of_others_stay(tmp_path):
     add_to_table(path, [entry("bcast", library=(1e-6, 2e-6, 3e-6))])
     assert [one.call for one in read_table(path).entries] == ["allreduce", "bcast"]
     assert [file.name for file in tmp_path.iterdir()] == ["tune.toml"]
+
+
+def test_whatever_goes_wrong_with_a_table_all_ranks_learn_it(tmp_path, monkeypatch):
+    path = tmp_path / "tune.toml"
+    path.touch()
+
+    def fails(path):
+        raise MemoryError
+
+    monkeypatch.setattr(choices, "read_table", fails)
+    for choice in virtual.run(3, lambda comm: chooser(comm, path)):
+        assert choice.source == f"the built-in rule (table {path}: MemoryError)"
+
+
+def test_a_link_and_rights_stay(tmp_path):
+    path, link = tmp_path / "there" / "shared.toml", tmp_path / "tune.toml"
+    path.parent.mkdir()
+    write_table(path, Table())
+    path.chmod(0o640)
+    link.symlink_to(path)
+    add_to_table(link, [entry()])
+    assert link.is_symlink() and read_table(path).entries == (entry(),) and path.stat().st_mode & 0o777 == 0o640
 
 
 def test_bytes_and_folders_are_no_tables(tmp_path):

@@ -150,6 +150,8 @@ def _read(path: Path | None, place: Place) -> tuple[Table, str, bool]:
         return Table(), f"the built-in rule ({error})", True
     except OSError as error:  # not even whether it is there can be known
         return Table(), f"the built-in rule (table {path}: {error.strerror})", True
+    except Exception as error:  # whatever it is, the other ranks wait for an answer
+        return Table(), f"the built-in rule (table {path}: {type(error).__name__})", True
     if any(entry.place == place for entry in table.entries):
         return table, f"measured, {path}", True
     nearest = table.nearest(place)

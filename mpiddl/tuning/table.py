@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tomllib
 from collections.abc import Iterable
 from contextlib import suppress
@@ -54,7 +55,7 @@ class Place(NamedTuple):
     def differs(self, other: Place) -> str:
         """In words, what is not the same there; empty if all is."""
         names = [name for name in self._fields if getattr(self, name) != getattr(other, name)]
-        return ", ".join(f"{name} {getattr(other, name)!r} instead of {getattr(self, name)!r}" for name in names)
+        return ", ".join(f"{name} {_short(getattr(other, name))} instead of {_short(getattr(self, name))}" for name in names)
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ def read_table(path: Path) -> Table:
     except (ValueError, RecursionError) as error:
         raise DataError(f"table {path}: not TOML ({error})") from None
     if content.get("version") != VERSION:
-        got = content.get("version")
-        raise DataError(f"table {path}: version: got {got!r}, wanted {VERSION}; measure again with mpiddl tune")
+        got = _short(content.get("version"))
+        raise DataError(f"table {path}: version: got {got}, wanted {VERSION}; measure again with mpiddl tune")
     entries = content.get("measured", [])
     if not isinstance(entries, list):
         raise DataError(f"table {path}: measured: got {type(entries).__name__}, wanted [[measured]] tables")
@@ -146,7 +147,7 @@ def read_table(path: Path) -> Table:
 
 
 def write_table(path: Path, table: Table) -> None:
-    """Replace the file, all at once.
+    """Replace the file, all at once; what a link points to, with the rights that it has.
 
     Raises
     ------
@@ -154,10 +155,13 @@ def write_table(path: Path, table: Table) -> None:
         The folder cannot be written to.
     """
     with writing(path, UsageError):
+        path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f"{path.name}.{os.getpid()}.writing")
         try:
             aside.write_text(text_of(table))
+            if path.exists():
+                shutil.copymode(path, aside)
             aside.replace(path)
         finally:
             aside.unlink(missing_ok=True)
@@ -165,6 +169,7 @@ def write_table(path: Path, table: Table) -> None:
 
 def add_to_table(path: Path, entries: Iterable[Entry]) -> Table:
     """Merge ``entries`` into the file as it is now, while nobody else does; errors as `read_table` and `write_table`."""
+    path = Path(os.path.realpath(path))
     with writing(path, UsageError):
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
@@ -199,14 +204,14 @@ def _entry(where: str, given: Any) -> Entry:
     place = Place(*(_text(where, given, name) for name in Place._fields))
     call, sizes, seconds = _text(where, given, "call"), given.get("bytes"), given.get("seconds")
     if call not in CANDIDATES:
-        raise DataError(f"{where}: call: got {call!r}, wanted one of {', '.join(CANDIDATES)}")
+        raise DataError(f"{where}: call: got {_short(call)}, wanted one of {', '.join(CANDIDATES)}")
     if not _numbers(sizes, int) or not sizes or sizes != sorted(set(sizes)) or sizes[0] < 0 or sizes[-1] > MOST_BYTES:
         raise DataError(f"{where}: bytes: wanted ascending whole numbers, got {_short(sizes)}")
     if not isinstance(seconds, dict) or LIBRARY not in seconds:
         raise DataError(f"{where}: seconds: wanted a line for each algorithm, {LIBRARY} among them")
     for name, values in seconds.items():
         if name not in CANDIDATES[call]:
-            raise DataError(f"{where}: seconds: got {name!r}, wanted algorithms among {', '.join(CANDIDATES[call])}")
+            raise DataError(f"{where}: seconds: got {_short(name)}, wanted algorithms among {', '.join(CANDIDATES[call])}")
         known = _numbers(values, float) and len(values) == len(sizes)
         if not known or not all(SHORTEST_S <= value <= LONGEST_S for value in values):
             wanted = f"{len(sizes)} times of {SHORTEST_S:g} to {LONGEST_S:g} s"
@@ -217,7 +222,7 @@ def _entry(where: str, given: Any) -> Entry:
 def _text(where: str, given: dict[str, Any], name: str) -> str:
     value = given.get(name)
     if not isinstance(value, str):
-        raise DataError(f"{where}: {name}: got {value!r}, wanted a text")
+        raise DataError(f"{where}: {name}: got {_short(value)}, wanted a text")
     return value
 
 
@@ -227,5 +232,8 @@ def _numbers(values: Any, kind: type) -> bool:
 
 
 def _short(values: Any) -> str:
-    text = repr(values)
+    try:
+        text = repr(values)
+    except (ValueError, RecursionError):  # a number of more digits than Python writes; lists in lists in lists
+        return f"{type(values).__name__} too long to be shown"
     return text if len(text) <= 80 else text[:77] + "..."
