@@ -7,11 +7,13 @@ import pickle
 import re
 import warnings
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from mpiddl.errors import CommError
+from mpiddl.transport.message import payload
 from mpiddl.transport.start import load_mpi
 
 EVERY = ("allreduce", "reduce", "bcast", "allgather", "reduce_scatter", "barrier")
@@ -262,7 +264,7 @@ def test_in_place_gathers_and_scatters(comm, forced):
     ours.Barrier()
 
 
-@pytest.mark.parametrize("wrong", ["sizes", "stride", "read-only", "root", "text"])
+@pytest.mark.parametrize("wrong", ["sizes", "stride", "read-only", "root", "text", "root text", "no root", "roots", "far root"])
 def test_errors_are_mpi4pys(comm, forced, wrong):
     MPI = load_mpi()
     source, result = np.ones(4), np.zeros(4)
@@ -274,6 +276,10 @@ def test_errors_are_mpi4pys(comm, forced, wrong):
         "read-only": lambda comm: comm.Allreduce(source, frozen),
         "root": lambda comm: comm.Bcast(source, comm.size),
         "text": lambda comm: comm.Allreduce(source, "four"),
+        "root text": lambda comm: comm.Bcast(source, "0"),
+        "no root": lambda comm: comm.Reduce(source, result, root=None),
+        "roots": lambda comm: comm.Bcast(source, [0]),
+        "far root": lambda comm: comm.Ibcast(source, 2**40),
     }
     with pytest.raises(Exception) as theirs:
         calls[wrong](MPI.Intracomm(comm))
@@ -345,11 +351,17 @@ def test_a_handle_freed_by_somebody_else_is_said(comm, forced):
     ours.Allreduce(load_mpi().IN_PLACE, x)
     assert ours._private is other._private
     handle.Free()
-    if comm.size > 1:
+    if comm.size == 1:
+        return
+    MPI, many = load_mpi(), np.ones(10 * comm.size)
+    for call in (
+        lambda: ours.Allreduce(MPI.IN_PLACE, x), lambda: other.Bcast(x), lambda: ours.Allgather(x, many), ours.Barrier,
+        lambda: ours.Reduce_scatter_block(many, x), lambda: ours.Reduce_scatter_block(many, x, op=MPI.LAND),
+        lambda: ours.Allreduce(x.astype("i"), x.astype("i"), op=MPI.LAND), lambda: ours.Reduce(x, x.copy(), op=MPI.LAND),
+        lambda: ours.Iallreduce(x, x.copy(), op=MPI.LAND), lambda: ours.Ibcast([x, 1, MPI.DATATYPE_NULL]),
+    ):  # fmt: skip
         with pytest.raises(CommError, match="freed by somebody else"):
-            ours.Allreduce(load_mpi().IN_PLACE, x)
-        with pytest.raises(CommError, match="freed by somebody else"):
-            other.Bcast(x)
+            call()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -410,6 +422,8 @@ def test_why(comm, forced):
         assert told.algorithm == "ring" and "built-in rule" in str(told)
     with pytest.raises(ValueError, match="call: got 'sum', wanted one of allreduce"):
         ours.why("sum", 1)
+    with pytest.raises(ValueError, match="nbytes: got -1"):
+        ours.why("bcast", -1)
     late = ours.Dup()
     assert type(late) is Communicator and "Prepare" in str(late.why("bcast", 8))
     late.Prepare()
@@ -433,3 +447,101 @@ def test_only_named_ones_are_pickled(comm, forced):
     ours = forced()
     with pytest.raises(ValueError, match="cannot serialize"):
         pickle.dumps(ours)
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("kind", [np.matrix, np.ma.array, np.ma.masked_less])
+def test_arrays_of_other_classes_are_what_lies_in_memory(comm, forced, kind):
+    n, made = 30 * comm.size, kind if kind is not np.ma.masked_less else lambda values: np.ma.masked_less(values, 9)
+    mine = slice(30 * comm.rank, 30 * (comm.rank + 1))
+    for name in ("two-step", "ring"):
+        ours, source = forced(name), np.arange(float(n)) + comm.rank
+        wanted, total, part, block = np.zeros(n), made(np.zeros(n)), made(np.zeros(30)), made(source[mine])
+        comm.Allreduce(source, wanted)
+        ours.Allreduce(made(source), total)
+        assert (_plain(total) == wanted).all()
+        ours.Reduce(made(source), total if comm.rank == 0 else None)
+        assert comm.rank or (_plain(total) == wanted).all()
+        ours.Reduce_scatter_block(made(source), part)
+        assert (_plain(part) == wanted[mine]).all()
+        ours.Allgather(block, total)
+        assert (_plain(total).reshape(comm.size, 30)[comm.rank] == _plain(block)).all()
+        ours.Bcast(total if comm.rank else made(wanted))
+        assert comm.rank == 0 or (_plain(total) == wanted).all()
+
+
+def _plain(values):
+    return values.view(np.ndarray).reshape(-1)
+
+
+@pytest.mark.parametrize("root", [np.array(0), np.int8(0), False, 0.0])
+def test_a_root_is_whatever_mpi4py_takes_for_a_number(comm, forced, root):
+    ours, x, total = forced(), np.full(50, comm.rank + 1.0), np.zeros(50)
+    ours.Bcast(x, root)
+    ours.Ibcast(x, root).Wait()
+    ours.Reduce(x, total, root=root)
+    assert (x == 1).all() and (comm.rank != 0 or (total == comm.size).all())
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_a_program_has_bound_stays(comm):
+    from mpiddl.communicator import Communicator
+
+    ours, seen = Communicator(comm.Dup()), []
+    late = ours.Dup()
+    ours.Barrier = late.Bcast = seen.append
+    late.Prepare()
+    late.Bcast("late")
+    late.Free()
+    ours.Free()
+    assert seen == ["late"] and ours.Barrier == late.Bcast == seen.append
+    assert not {"Barrier", "Allreduce"} & set(vars(late)) and "Allreduce" not in vars(ours)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_packing_takes_nobodys_messages(comm, forced):
+    """Neither those that a program waits for on COMM_SELF, nor those of another thread."""
+    MPI = load_mpi()
+    ours = forced()
+    kinds = [MPI.DOUBLE.Create_vector(n, 1, 2).Commit() for n in (3000, 6000)]
+    room = np.zeros(10_000)
+    waiting = MPI.COMM_SELF.Irecv(room, MPI.ANY_SOURCE, MPI.ANY_TAG)
+    packed = payload([np.full(6000, 5.0), 1, kinds[0]])
+    assert packed.array.nbytes == 24_000 and not waiting.Test()
+    waiting.Cancel()
+    waiting.Wait()
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        with ThreadPoolExecutor(2) as pool:
+            assert all(pool.map(_packs, kinds, (1.0, 2.0)))
+    x = np.full(6000, comm.rank + 1.0)
+    ours.Bcast([x, 1, kinds[0]], 1)
+    assert (x[::2] == 2).all()
+    for kind in kinds:
+        kind.Free()
+
+
+def _packs(kind, value):
+    """Whether what is packed, and put back, is what was given, each time."""
+    n = kind.Get_size() // 8
+    for number in range(200):
+        x = np.full(2 * n, value + number)
+        packed = payload([x, 1, kind])
+        if packed.array.nbytes != 8 * n or (packed.array.view(float) != value + number).any():
+            return False
+        packed.array.view(float)[:] = -value
+        packed.put_back()
+        if (x[::2] != -value).any() or (x[1::2] != value + number).any():
+            return False
+    return True
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_warning_that_is_an_error_is_all_ranks(comm, tmp_path):
+    from mpiddl.communicator import Communicator
+
+    handle = comm.Dup()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning if comm.rank == 0 else CommError, match="there is no table"):
+            Communicator(handle, table=tmp_path / "none.toml")
+    handle.Free()

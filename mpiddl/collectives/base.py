@@ -252,7 +252,8 @@ def flat(name: str, array: Any, writable: bool = False) -> np.ndarray:
         raise ShapeError(f"{name}: got an array that must not be written, wanted one to hold the result")
     if array.dtype.char not in DTYPES or not array.dtype.isnative:
         raise UsageError(f"{name}: got dtype {array.dtype}, wanted integers, floats or complex numbers that MPI has too")
-    return array.reshape(-1)
+    plain = array if type(array) is np.ndarray else array.view(np.ndarray)  # a matrix has two axes whatever is done to it
+    return plain.reshape(-1)
 
 
 def check_op(op: Any, dtype: np.dtype) -> None:

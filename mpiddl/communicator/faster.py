@@ -7,6 +7,7 @@ packed. Short messages are the library's after one comparison, or none (`shortcu
 
 from __future__ import annotations
 
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,8 @@ class Faster(_Base):
         """
         if call not in CANDIDATES:
             raise ValueError(f"call: got {call!r}, wanted one of {', '.join(CANDIDATES)}")
+        if nbytes < 0:
+            raise ValueError(f"nbytes: got {nbytes}, wanted the bytes of a message")
         if self._private is None:
             return Choice(LIBRARY, "nothing is prepared yet: Prepare(), or a blocking call of some size")
         return self._private.choice.choose(call, nbytes)
@@ -95,7 +98,10 @@ class Faster(_Base):
             MPI.Comm.Reduce_scatter_block(self, sendbuf, recvbuf, op)
 
     def Barrier(self) -> None:
-        way = self._way("barrier", 0) if self._floors["barrier"] <= 0 else None
+        way = None
+        if self._floors["barrier"] <= 0:
+            self._check()
+            way = self._way("barrier", 0)
         if way is None:
             MPI.Comm.Barrier(self)
         else:
@@ -113,8 +119,8 @@ class Faster(_Base):
         found = self._data(buf, root, NONBLOCKING_FLOOR)
         if found is None:
             return MPI.Comm.Ibcast(self, buf, root)
-        (link, algorithm), data = found
-        return self._moved(calls.ibroadcast(link, data.array, root, algorithm=algorithm), buf, data)
+        (link, algorithm), data, rank = found
+        return self._moved(calls.ibroadcast(link, data.array, rank, algorithm=algorithm), buf, data)
 
     def Free(self) -> None:
         """Give back the private duplicate, then the communicator; collective."""
@@ -146,6 +152,7 @@ class Faster(_Base):
 
     def _reduction(self, call: str, sendbuf: Any, recvbuf: Any, op: Any, least: int = 0) -> Reduction | None:
         """What an all-reduce takes, if it is one for us."""
+        self._check()
         known = _op(op) if largest(recvbuf) >= max(least, self._floors[call]) else None
         result = numbers(recvbuf) if known is not None else None
         way = self._way(call, result.array.nbytes, least) if result is not None else None
@@ -157,21 +164,23 @@ class Faster(_Base):
         return way, IN_PLACE if source is result else source.array, result, known
 
     def _reduce(self, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> bool:
+        self._check()
         known, source = _op(op), numbers(recvbuf if sendbuf is MPI.IN_PLACE else sendbuf)
         way = self._way("reduce", source.array.nbytes) if known is not None and source is not None else None
-        if way is None or known is None or source is None or not 0 <= root < way[0].size:
+        rank = _rank(root, way[0]) if way is not None else None
+        if way is None or known is None or source is None or rank is None:
             return False
         link, algorithm = way
-        if link.rank != root:
+        if link.rank != rank:
             if sendbuf is MPI.IN_PLACE or not _ordered(source.array.dtype, known):
                 return False
-            calls.reduce(link, source.array, None, known, root, algorithm=algorithm)
+            calls.reduce(link, source.array, None, known, rank, algorithm=algorithm)
             return True
         result = source if sendbuf is MPI.IN_PLACE else numbers(recvbuf)
         if result is None or not _fits(source.array.dtype, source.array.size, result, known) or _overlap(source, result):
             return False
         given: Any = IN_PLACE if source is result else source.array
-        calls.reduce(link, given, result.array, known, root, algorithm=algorithm)
+        calls.reduce(link, given, result.array, known, rank, algorithm=algorithm)
         result.put_back()
         return True
 
@@ -179,23 +188,26 @@ class Faster(_Base):
         found = self._data(buf, root)
         if found is None:
             return False
-        (link, algorithm), data = found
-        calls.broadcast(link, data.array, root, algorithm=algorithm)
+        (link, algorithm), data, rank = found
+        calls.broadcast(link, data.array, rank, algorithm=algorithm)
         data.put_back()
         return True
 
-    def _data(self, buf: Any, root: int, least: int = 0) -> tuple[tuple[MpiComm, str], Memory] | None:
+    def _data(self, buf: Any, root: int, least: int = 0) -> tuple[tuple[MpiComm, str], Memory, int] | None:
         """What a broadcast takes, if it is one for us."""
+        self._check()
         data = payload(buf) if largest(buf) >= max(least, self._floors["bcast"]) else None
         way = self._way("bcast", data.array.nbytes, least) if data is not None else None
-        if data is None or way is None or not 0 <= root < way[0].size:
+        rank = _rank(root, way[0]) if way is not None else None
+        if data is None or way is None or rank is None:
             return None
-        if way[0].rank == root:
+        if way[0].rank == rank:
             # What goes round may come back to the root: not into memory that must not be written.
-            return way, Memory(data.array if data.array.flags.writeable else data.array.copy())
-        return (way, data) if data.array.flags.writeable else None
+            return way, Memory(data.array if data.array.flags.writeable else data.array.copy()), rank
+        return (way, data, rank) if data.array.flags.writeable else None
 
     def _allgather(self, sendbuf: Any, recvbuf: Any) -> bool:
+        self._check()
         result = payload(recvbuf, self.Get_size())
         way = self._way("allgather", result.array.nbytes) if result is not None else None
         if result is None or way is None or not result.array.flags.writeable:
@@ -210,6 +222,7 @@ class Faster(_Base):
         return True
 
     def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
+        self._check()
         known, in_place = _op(op), sendbuf is MPI.IN_PLACE
         source = numbers(recvbuf if in_place else sendbuf, self.Get_size())
         way = self._way("reduce_scatter", source.array.nbytes) if known is not None and source is not None else None
@@ -229,12 +242,15 @@ class Faster(_Base):
             if least or nbytes < FLOOR or self.Get_size() == 1:
                 return None
             self.Prepare()
-        if self._own.link.freed:
-            raise CommError("comm: got a Communicator whose handle was freed by somebody else, wanted one in use")
         if least and (nbytes < least or not self._own.threads):
             return None
         algorithm = self._own.choice.algorithm(call, nbytes)
         return None if algorithm == LIBRARY else (self._own.link, algorithm)
+
+    def _check(self) -> None:
+        """Before anything is asked of a handle that may be gone: MPI libraries end the process then."""
+        if self._private is not None and self._private.link.freed:
+            raise CommError("comm: got a Communicator whose handle was freed by somebody else, wanted one in use")
 
     @property
     def _own(self) -> Private:
@@ -256,6 +272,15 @@ def _op(op: Any) -> Op | None:
         if op is theirs or op == theirs:
             return ours
     return None
+
+
+def _rank(root: Any, link: MpiComm) -> int | None:
+    """A root as a number; None for what mpi4py had better look at itself."""
+    try:
+        rank = index(root)
+    except TypeError:
+        return None
+    return rank if 0 <= rank < link.size else None
 
 
 def _fits(dtype: np.dtype, size: int, result: Memory, op: Op) -> bool:

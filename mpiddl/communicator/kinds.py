@@ -88,7 +88,7 @@ class Communicator(_Making, MPI.Intracomm):
 
     Communication
     -------------
-    Making one is collective over ``comm``: a duplication, two broadcasts, an all-gather and four splits.
+    Making one is collective over ``comm``: a duplication, two broadcasts, two all-gathers and four splits.
     """
 
     def __new__(cls, comm: Any = None, table: str | Path | None = None) -> Communicator:

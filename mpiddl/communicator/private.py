@@ -16,6 +16,7 @@ from mpiddl.collectives.allreduce_staged import Stage, fits, stage
 from mpiddl.collectives.base import Started
 from mpiddl.collectives.progress import Progress
 from mpiddl.communicator import shortcuts
+from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import SUM
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import chooser
@@ -92,7 +93,7 @@ def private_of(comm: Any, table: Path | None) -> Private:
 
     Communication
     -------------
-    Collective: at the first time a duplication, two broadcasts, an all-gather and four splits.
+    Collective: at the first time a duplication, two broadcasts, two all-gathers and four splits.
     """
     found = comm.Get_attr(keyval())
     if found is None:
@@ -102,6 +103,8 @@ def private_of(comm: Any, table: Path | None) -> Private:
         found.threads = all(link.allgather(MPI.Query_thread() == MPI.THREAD_MULTIPLE))
         comm.Set_attr(keyval(), found)
         asked_for = table is not None or "MPIDDL_TUNE" in os.environ
-        if link.rank == 0 and (found.choice.unused or (found.choice.missing and asked_for)):
-            warnings.warn(f"mpiddl: {found.choice.source}", stacklevel=4)
+        if found.choice.unused or found.choice.missing:
+            with agreed(link):  # warnings may be errors
+                if link.rank == 0 and (found.choice.unused or asked_for):
+                    warnings.warn(f"mpiddl: {found.choice.source}", stacklevel=4)
     return found

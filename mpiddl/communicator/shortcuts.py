@@ -20,21 +20,24 @@ METHODS = {"Allreduce": "allreduce", "Reduce": "reduce", "Bcast": "bcast", "Allg
 
 def take(comm: Any, taken_over: type, floors: Mapping[str, float]) -> None:
     """Bind what ``floors`` (bytes below which a call is the library's) leave to the library; a method that a program's own
-    class has in the place of that of ``taken_over`` stays."""
+    class, or the communicator itself, has in the place of that of ``taken_over`` stays."""
+    bound: dict[str, Callable[..., None]] = {}
     for name, call in METHODS.items():
-        if getattr(type(comm), name) is not getattr(taken_over, name):
+        if name in vars(comm) or getattr(type(comm), name) is not getattr(taken_over, name):
             continue
         library = getattr(MPI.Comm, name).__get__(comm)
         if floors[call] == np.inf:
-            vars(comm)[name] = library
+            bound[name] = library
         elif name == "Allreduce" and floors[call] > 0:
-            vars(comm)[name] = _allreduce(library, getattr(taken_over, name).__get__(comm), floors[call])
+            bound[name] = _allreduce(library, getattr(taken_over, name).__get__(comm), floors[call])
+    vars(comm).update(bound, _bound=bound)
 
 
 def drop(comm: Any) -> None:
-    """Every call is a method again."""
-    for name in METHODS:
-        vars(comm).pop(name, None)
+    """Every call that `take` has bound is a method again."""
+    for name, call in vars(comm).pop("_bound", {}).items():
+        if vars(comm).get(name) is call:
+            del vars(comm)[name]
 
 
 def _allreduce(library: Callable[..., None], method: Callable[..., None], floor: float) -> Callable[..., None]:

@@ -4,6 +4,9 @@ seen as flat numpy arrays. Whatever is not understood here is left to mpi4py, wi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from itertools import cycle
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,23 +123,24 @@ def _packed(parts: Parts, blocks: int) -> Memory | None:
     whole = parts.buffer if number is None and parts.kind is None else [parts.buffer, (number, parts.displ), parts.kind]
     if number is None and parts.kind is not None:
         whole = [parts.buffer, parts.kind] if not parts.displ else [parts.buffer, None, parts.displ, parts.kind]
-    own = mpi.Intracomm(mpi.COMM_SELF)
+    own, tag = _to_oneself(), next(_TAGS)
     try:
-        request = mpi.Comm.Isend(own, whole, 0, _TAG)
+        request = own.Isend(whole, 0, tag)
     except Exception:
         return None  # mpi4py will say it once more, where it was asked
     status = mpi.Status()
-    mpi.Comm.Probe(own, 0, _TAG, status)
+    own.Probe(0, tag, status)
     array = np.empty(status.Get_count(mpi.BYTE), np.uint8)
-    mpi.Comm.Recv(own, [array, mpi.PACKED], 0, _TAG)
+    own.Recv([array, mpi.PACKED], 0, tag)
     request.Wait()
 
     def home(filled: np.ndarray) -> None:
-        back = mpi.Comm.Isend(own, [filled, mpi.PACKED], 0, _TAG)
+        tag = next(_TAGS)
+        back = own.Isend([filled, mpi.PACKED], 0, tag)
         try:
-            mpi.Comm.Recv(own, whole, 0, _TAG)
+            own.Recv(whole, 0, tag)
         except Exception:
-            mpi.Comm.Recv(own, [filled.copy(), mpi.PACKED], 0, _TAG)  # so that nothing of it is left behind
+            own.Recv([filled.copy(), mpi.PACKED], 0, tag)  # so that nothing of it is left behind
             raise
         finally:
             back.Wait()
@@ -144,8 +148,23 @@ def _packed(parts: Parts, blocks: int) -> Memory | None:
     return Memory(array, home)
 
 
-_TAG = 32_703
-"""Of messages to oneself: one that nobody is likely to use at the same time."""
+_TAGS = cycle(range(32_768))
+"""Of messages to oneself, each with its own: several threads may pack at a time. MPI grants tags so far."""
+
+_MAKING = Lock()
+
+
+def _to_oneself() -> Any:
+    """A communicator for messages to oneself, on which nobody else receives."""
+    with _MAKING:
+        return _own_self()
+
+
+@cache
+def _own_self() -> Any:
+    made = load_mpi().Intracomm(load_mpi().COMM_SELF).Dup()
+    made.Set_errhandler(load_mpi().ERRORS_RETURN)  # exceptions, whatever a program does with COMM_SELF's
+    return made
 
 
 def _parts(spec: Any) -> Parts | None:
@@ -185,7 +204,8 @@ def _array(buffer: Any) -> np.ndarray | None:
     if buffer is None:
         return np.empty(0, np.uint8)
     try:
-        array = buffer if isinstance(buffer, np.ndarray) else np.asarray(memoryview(buffer))
+        # A matrix would stay 2-D for ever, a masked array has a mask that MPI knows nothing of: seen as what lies in memory.
+        array = buffer.view(np.ndarray) if isinstance(buffer, np.ndarray) else np.asarray(memoryview(buffer))
     except (TypeError, ValueError, BufferError):
         return None
     if array.dtype.hasobject or not array.dtype.itemsize:
