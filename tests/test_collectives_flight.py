@@ -304,7 +304,9 @@ def test_a_failure_inside_is_raised_by_wait_whoever_met_it(link, before):
             request.Wait()
     with pytest.raises(Odd, match="inside"):
         request.Test()
-    allreduce(link, IN_PLACE, np.ones(3), algorithm="ring")
+    with pytest.raises(CommError, match="ended a collective in the middle"):
+        allreduce(link, IN_PLACE, np.ones(3), algorithm="ring")
+    allreduce(link.Dup(), IN_PLACE, np.ones(3), algorithm="ring")
 
 
 def test_a_failure_at_the_start_is_raised_there(link):

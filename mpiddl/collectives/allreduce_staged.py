@@ -15,7 +15,7 @@ import numpy as np
 from mpiddl.arena import Arena
 from mpiddl.clock import now
 from mpiddl.collectives.base import Queue, Steps
-from mpiddl.kernels.node_copy_sum import node_copy_sum
+from mpiddl.kernels.node_copy_sum import PIECES, node_copy_sum
 from mpiddl.topology import neighbours
 from mpiddl.transport.base import PATIENCE, SUM, Op
 from mpiddl.transport.shared import KernelRequest
@@ -34,16 +34,31 @@ class Stage(Queue):
         self._arena = Arena(comm)
         self._arena.shared("stage", 2 * self._half, dtype)
         self._stages = np.array([array.ctypes.data for array in self._arena.peers("stage")])
-        self.alone = not self._arena.barrier("stage")  # virtual ranks, which no kernel can meet
+        barrier = self._arena.barrier("stage")
+        self.alone = not barrier  # virtual ranks, which no kernel can meet
+        self._state = barrier[1] if barrier else np.zeros(0, np.int64)
 
     def __call__(self, source: np.ndarray, result: np.ndarray) -> None:
         """`allreduce_staged` in one go, arrays being 1-D, contiguous and of the right dtype, where nothing else is under way:
         what a collective costs before it begins is more than a short one takes."""
         entered = now()
-        arguments = self.call(source, result)
-        while not node_copy_sum(*arguments, PATIENCE):
-            self._comm.progress()
+        arguments, before = self.call(source, result), self._state.item(PIECES)
+        try:
+            while not node_copy_sum(*arguments, PATIENCE):
+                self._comm.progress()
+        except BaseException:
+            self._end(arguments, before + -(-source.size // self._half))
+            raise
         self._comm.meter.synchronised(entered, entered, now())
+
+    def _end(self, arguments: tuple[Any, ...], pieces: int) -> None:
+        """What a signal's handler raises is held back until the call is over, as in `base.Started`; a second one ends it."""
+        try:
+            while self._state[PIECES] < pieces and not node_copy_sum(*arguments, PATIENCE):
+                self._comm.progress()
+        except BaseException:
+            self._comm.broken = True
+            raise
 
     def call(self, source: np.ndarray, result: np.ndarray) -> tuple[Any, ...]:
         """What the kernel takes."""

@@ -39,6 +39,10 @@ class Started:
     """A collective under way on this rank; a request like those of `mpiddl.transport`.
 
     Other ranks wait for this one's part: ``Test`` (or `progress.Progress`) moves it on between ``start`` and ``Wait``.
+
+    An exception that comes in while it waits, from a signal's handler, is held back until it is over, as calls of MPI do it;
+    one that comes between its steps ends it, as does a second one. Then the communicator is ``broken``: the ranks disagree on
+    what was sent, and no further collective is begun on it.
     """
 
     def __init__(self, comm: Any, wires: tuple[Any, ...], steps: Steps, queue: Queue | None = None):
@@ -50,6 +54,7 @@ class Started:
         self._then: list[Callable[[], None]] = []
         self._beside = comm.started
         self.failure: BaseException | None = None
+        self._held, comm.held = comm.held, None
         # First as far as it goes, then known to others: a progress thread must not draw its tag, later than a next one's.
         with self._lock:
             self._drive(_test)
@@ -60,20 +65,29 @@ class Started:
         self._entered = now()
         if self._comm.freed:
             self.give_up("its communicator was freed")
-        while not self._over and any(other is not self for other in self._beside):
-            self._all_go_on()
-            os.sched_yield()
-        with self._lock:
-            self._drive(_wait)
-        if self.failure is not None:
-            raise self.failure
+        while not self._over:
+            try:
+                while not self._over and any(other is not self for other in self._beside):
+                    self._all_go_on()
+                    os.sched_yield()
+                with self._lock:
+                    self._drive(_wait)
+            except BaseException as error:
+                with self._lock:
+                    self._hold_back(error, unharmed=True)
+        self.check()
 
     def Test(self) -> bool:
         """Go on as far as is possible without waiting; returns whether that was the end."""
         self._all_go_on()
-        if self.failure is not None:
-            raise self.failure
+        self.check()
         return self._over
+
+    def check(self) -> None:
+        """Raise what it failed with, or what was held back, once."""
+        error, self._held = self.failure or self._held, None
+        if error is not None:
+            raise error
 
     def then(self, call: Callable[[], None]) -> None:
         """Have ``call`` called once it is over, by whoever brings it to its end; at once if it is."""
@@ -134,10 +148,19 @@ class Started:
                     break
                 self._pending = None
         except BaseException as error:
-            self.failure = error  # raised where this rank waits for the result, whoever met it
-            self._finish()
-            if not isinstance(error, Exception):
+            self._hold_back(error, unharmed=self._pending is not None)
+            if self.failure is error and not isinstance(error, Exception):
                 raise
+
+    def _hold_back(self, error: BaseException, unharmed: bool) -> None:
+        """Keep it until this rank has waited for the result, whoever met it; a second one, or one of the steps, ends them."""
+        if self._over:
+            self.failure = self.failure or error
+        elif unharmed and self._held is None:
+            self._held = error
+        else:
+            self._comm.broken, self.failure = True, error
+            self._finish()
 
     def _finish(self) -> None:
         """Count how long it took, and all that has been sent so far: of others on the same wire, too, but once."""
@@ -289,11 +312,13 @@ def check_root(comm: Any, root: Any) -> None:
 
 
 def check_alive(comm: Any) -> None:
-    """Raise a `UsageError` for what is no communicator of ours, a `CommError` for one that was freed."""
+    """Raise a `UsageError` for what is no communicator of ours, a `CommError` for one that was freed or is broken."""
     if not hasattr(comm, "freed"):
         raise UsageError(f"comm: got {type(comm).__name__}, wanted what mpiddl.transport.mpi.connect() returns")
     if comm.freed:
         raise CommError("comm: got a communicator that was freed, wanted one in use")
+    if comm.broken:
+        raise CommError("comm: an exception ended a collective in the middle; this communicator cannot be used any more")
 
 
 def checking(comm: Any, checked: bool) -> AbstractContextManager[None]:
@@ -310,13 +335,16 @@ def run(comm: Any, wires: tuple[Any, ...], steps: Steps, blocking: bool, queue: 
     """Drive a collective to its end, or to where it first has to wait; after those before it in ``queue``."""
     if queue is not None:
         steps = _after(queue.last, steps)
-    started = Started(comm, wires, steps, queue)
+    try:
+        started = Started(comm, wires, steps, queue)
+    except BaseException:
+        comm.broken = True
+        raise
     if queue is not None:
         queue.last = started
     if blocking:
         started.Wait()
-    if started.failure is not None:
-        raise started.failure
+    started.check()
     return started
 
 

@@ -53,8 +53,12 @@ class Progress:
 
     def on(self, request: Started) -> Started:
         """Look after ``request``, and whatever else this rank has started, until all is complete; returns it."""
-        self._news.set()
+        self.wake()
         return request
+
+    def wake(self) -> None:
+        """Look after what this rank has started, if there is anything."""
+        self._news.set()
 
     def rest(self) -> None:
         """Leave what is under way to the caller, who waits for it: two that ask would hold each other up."""

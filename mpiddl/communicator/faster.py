@@ -7,6 +7,8 @@ packed. Short messages are the library's after one comparison, or none (`shortcu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiddl.collectives import Started, calls
+from mpiddl.collectives.base import check_alive
 from mpiddl.communicator import shortcuts
 from mpiddl.communicator.private import Private, keyval, private_of
 from mpiddl.communicator.request import request_of
@@ -112,15 +115,15 @@ class Faster(_Base):
         if found is None:
             return MPI.Comm.Iallreduce(self, sendbuf, recvbuf, op)
         (link, algorithm), source, result, known = found
-        started = calls.iallreduce(link, source, result.array, known, algorithm=algorithm)
-        return self._moved(started, (sendbuf, recvbuf), result)
+        start = partial(calls.iallreduce, link, source, result.array, known, algorithm=algorithm)
+        return self._moved(start, (sendbuf, recvbuf), result)
 
     def Ibcast(self, buf: Any, root: int = 0) -> MPI.Request:
         found = self._data(buf, root, NONBLOCKING_FLOOR)
         if found is None:
             return MPI.Comm.Ibcast(self, buf, root)
         (link, algorithm), data, rank = found
-        return self._moved(calls.ibroadcast(link, data.array, rank, algorithm=algorithm), buf, data)
+        return self._moved(partial(calls.ibroadcast, link, data.array, rank, algorithm=algorithm), buf, data)
 
     def Free(self) -> None:
         """Give back the private duplicate, then the communicator; collective."""
@@ -143,11 +146,13 @@ class Faster(_Base):
             return False
         (link, algorithm), source, result, known = found
         at_once = self._own.stage(result.array.dtype) if algorithm == "two-step" and known is SUM else None
-        if at_once is not None and result.array.size:
-            at_once(result.array if source is IN_PLACE else source, result.array)
-        else:
-            calls.allreduce(link, source, result.array, known, algorithm=algorithm)
-        result.put_back()
+        try:
+            if at_once is not None and result.array.size:
+                at_once(result.array if source is IN_PLACE else source, result.array)
+            else:
+                calls.allreduce(link, source, result.array, known, algorithm=algorithm)
+        finally:  # an exception of a signal's handler comes when all is done
+            result.put_back()
         return True
 
     def _reduction(self, call: str, sendbuf: Any, recvbuf: Any, op: Any, least: int = 0) -> Reduction | None:
@@ -180,8 +185,10 @@ class Faster(_Base):
         if result is None or not _fits(source.array.dtype, source.array.size, result, known) or _overlap(source, result):
             return False
         given: Any = IN_PLACE if source is result else source.array
-        calls.reduce(link, given, result.array, known, rank, algorithm=algorithm)
-        result.put_back()
+        try:
+            calls.reduce(link, given, result.array, known, rank, algorithm=algorithm)
+        finally:
+            result.put_back()
         return True
 
     def _bcast(self, buf: Any, root: int) -> bool:
@@ -189,8 +196,10 @@ class Faster(_Base):
         if found is None:
             return False
         (link, algorithm), data, rank = found
-        calls.broadcast(link, data.array, rank, algorithm=algorithm)
-        data.put_back()
+        try:
+            calls.broadcast(link, data.array, rank, algorithm=algorithm)
+        finally:
+            data.put_back()
         return True
 
     def _data(self, buf: Any, root: int, least: int = 0) -> tuple[tuple[MpiComm, str], Memory, int] | None:
@@ -217,8 +226,10 @@ class Faster(_Base):
         block = Memory(own.copy()) if sendbuf is MPI.IN_PLACE else payload(sendbuf)
         if block is None or block.array.size != share or _overlap(block, result):
             return False
-        calls.allgather(link, block.array, result.array)
-        result.put_back()
+        try:
+            calls.allgather(link, block.array, result.array)
+        finally:
+            result.put_back()
         return True
 
     def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
@@ -232,8 +243,10 @@ class Faster(_Base):
         result = Memory(source.array[:share]) if in_place else numbers(recvbuf)
         if result is None or not _fits(source.array.dtype, share, result, known) or (_overlap(source, result) and not in_place):
             return False
-        calls.reduce_scatter(way[0], source.array.copy() if in_place else source.array, result.array, known)
-        (source if in_place else result).put_back()
+        try:
+            calls.reduce_scatter(way[0], source.array.copy() if in_place else source.array, result.array, known)
+        finally:
+            (source if in_place else result).put_back()
         return True
 
     def _way(self, call: str, nbytes: int, least: int = 0) -> tuple[MpiComm, str] | None:
@@ -251,15 +264,19 @@ class Faster(_Base):
         """Before anything is asked of a handle that may be gone: MPI libraries end the process then."""
         if self._private is not None and self._private.link.freed:
             raise CommError("comm: got a Communicator whose handle was freed by somebody else, wanted one in use")
+        if self._private is not None:
+            check_alive(self._private.link)
 
     @property
     def _own(self) -> Private:
         assert self._private is not None
         return self._private
 
-    def _moved(self, started: Started, buffers: Any, result: Memory) -> MPI.Request:
-        self._own.look_after(started)
-        return request_of(started, buffers, result.put_back)
+    def _moved(self, start: Callable[[], Started], buffers: Any, result: Memory) -> MPI.Request:
+        try:
+            return request_of(start(), buffers, result.put_back)
+        finally:  # an exception of a signal's handler does not end what is under way
+            self._own.look_after()
 
     def _forget(self) -> None:
         shortcuts.drop(self)

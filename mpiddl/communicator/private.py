@@ -13,7 +13,6 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiddl.collectives.allreduce_staged import Stage, fits, stage
-from mpiddl.collectives.base import Started
 from mpiddl.collectives.progress import Progress
 from mpiddl.communicator import shortcuts
 from mpiddl.transport.agree import agreed
@@ -56,17 +55,17 @@ class Private:
         if dtype.char not in self._stages:
             found = stage(self.link, dtype) if fits(self.link, dtype, SUM) else None
             self._stages[dtype.char] = found if found is not None and not found.alone else None
-        return None if self.link.started else self._stages[dtype.char]
+        return None if self.link.started or self.link.held else self._stages[dtype.char]
 
     def used_by(self, handle: Any, taken_over: type) -> None:
         """One more object has this handle; its calls, if methods of ``taken_over``, go the shortest way until it is freed."""
         shortcuts.take(handle, taken_over, self.floors)
         self._users = [user for user in self._users if user() is not None] + [ref(handle)]
 
-    def look_after(self, started: Started) -> None:
-        """Have a thread move it on, while the program computes or waits in the library."""
+    def look_after(self) -> None:
+        """Have a thread move on what is under way, while the program computes or waits in the library."""
         self._progress = self._progress or Progress(self.link)
-        self._progress.on(started)
+        self._progress.wake()
 
     def close(self) -> None:
         """Collective."""

@@ -115,12 +115,16 @@ class Comm(Protocol):
     ``kept`` makes, collectively, what lives as long as the communicator, ``progress`` lets the library move messages,
     ``test_some`` asks the library for several requests at once,
     ``started`` is what this rank has under way, on whatever communicator: who waits for one thing must move the others on.
+    ``broken``: an exception ended a collective in the middle; ``held`` is one that came before the steps of a collective, which
+    raises it when it is over.
     """
 
     rank: int
     size: int
     meter: Meter
     freed: bool
+    broken: bool
+    held: BaseException | None
     started: list[Any]
 
     def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None: ...

@@ -111,6 +111,8 @@ class MpiComm:
         self.size: int = raw.Get_size()
         self.meter = Meter()
         self.freed = False
+        self.broken = False
+        self.held: BaseException | None = None
         self.started = _STARTED
         self._mpi = load_mpi()
         # On which failing ranks find each other, apart from all other traffic.
@@ -211,8 +213,19 @@ class MpiComm:
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
         """What ``make`` gave when ``key`` was first asked for; its ``Free``, if it has one, is called with this one's."""
         if key not in self._kept or getattr(self._kept[key], "freed", False):
-            self.patient_barrier(0.0)
-            self._kept[key] = made = make()
+            request = self.raw.Ibarrier()
+            try:
+                try:
+                    self.wait(request)
+                except BaseException as error:  # of a signal's handler: held back until the collective is over
+                    self.held = error
+                    self.wait(request)
+                self._kept[key] = made = make()
+            except MpiddlError:
+                raise
+            except BaseException:
+                self.broken = True
+                raise
             if hasattr(made, "Free"):
                 self._own(made)
         return self._kept[key]

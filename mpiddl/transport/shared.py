@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import repeat, starmap, takewhile
+from operator import not_
 from typing import Any
 
 import numpy as np
@@ -96,17 +98,18 @@ class KernelRequest:
     """
 
     def __init__(self, comm: Any, kernel: Callable[..., bool], arguments: tuple[Any, ...]):
-        self._comm, self._kernel, self._arguments = comm, kernel, arguments
-        self._done = False
+        self._comm, self._call = comm, [*arguments, 0]
+        # That it is done is known here before any signal's handler can raise an exception: the kernel is not called once more.
+        self._rounds: Iterator[bool] = takewhile(not_, starmap(kernel, repeat(self._call)))
 
     def Wait(self) -> None:
-        while not (self._done or self._kernel(*self._arguments, PATIENCE)):
+        self._call[-1] = PATIENCE
+        for _ in self._rounds:
             self._comm.progress()  # a neighbour may wait for a message that our library has not sent to the end
-        self._done = True
 
     def Test(self) -> bool:
-        self._done = self._done or self._kernel(*self._arguments, 0)
-        return self._done
+        self._call[-1] = 0
+        return next(self._rounds, True)
 
 
 def _check_room(comm: Any, nbytes: int) -> None:

@@ -155,7 +155,8 @@ class VirtualComm:
     def __init__(self, world: _World, rank: int, members: Sequence[int], context: tuple[Any, ...] = ()):
         self.rank, self.size = rank, len(members)
         self.meter = Meter()
-        self.freed = False
+        self.freed = self.broken = False
+        self.held: BaseException | None = None
         self.started = world.started[members[rank]]
         self._world, self._members, self._context = world, members, context
         self._calls = 0  # collectives so far: the n-th call of every rank belongs together
