@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from mpiddl.decomposition import PCA, TruncatedSVD
 from mpiddl.errors import ConvergenceError, MismatchError, MpiddlError
+from mpiddl.layout import block
 from mpiddl.transport import virtual
 
 EVERYWHERE = pytest.mark.mpi(min_size=1)
@@ -253,6 +254,96 @@ def test_the_tolerance_is_kept_whatever_the_rows(kind, solver, k, tol):
     values = exact(x)[0]
     explained = ((x - x.mean(axis=0)) @ pca.components_.T).var(axis=0).sum()
     assert 1 - explained / values[:k].sum() <= tol
+
+
+def one_hot(n, d):
+    return lambda seed: np.eye(d)[np.random.default_rng(seed).integers(d, size=n)]
+
+
+def white(seed):
+    return np.random.default_rng(seed).standard_normal((3000, 400))
+
+
+def outliers(seed):
+    rng = np.random.default_rng(seed)
+    return scipy.sparse.random(6000, 300, density=0.02, random_state=seed, data_rvs=lambda n: rng.pareto(1.5, n)).tocsr()
+
+
+@pytest.mark.parametrize("solver", ["subsample", "vr", "krylov"])
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(("make", "k", "tol"), [(one_hot(5000, 200), 60, 1e-6), (one_hot(700, 53), 26, 1e-12),
+                                                (one_hot(20_000, 100), 5, 1e-6), (outliers, 3, 0.2), (outliers, 3, 0.01),
+                                                (white, 5, 0.02), (white, 5, 1e-3)])  # fmt: skip
+@pytest.mark.parametrize("seed", [1, 5])
+def test_the_tolerance_is_kept_where_no_component_stands_out(solver, ranks, make, k, tol, seed):
+    """A sample's components may then be components of all rows, and not the largest: no residual tells."""
+    x = make(seed)
+    if scipy.sparse.issparse(x) and solver != "krylov":
+        pytest.skip("not for sparse rows")
+    dense = x.toarray() if scipy.sparse.issparse(x) else x
+
+    def program(comm):
+        own = block(len(dense), comm.size, comm.rank)
+        return PCA(k, solver=solver, tol=tol, random_state=seed, comm=comm).fit(x[own.start : own.stop])
+
+    pca = virtual.run(ranks, program)[0]
+    explained = ((dense - dense.mean(axis=0)) @ pca.components_.T).var(axis=0).sum()
+    assert 1 - explained / exact(dense)[0][:k].sum() <= tol
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_equal_eigenvalues_are_all_found(k, seed):
+    x = np.linalg.qr(np.random.default_rng(seed).standard_normal((500, 40)))[0]
+    pca = PCA(k, solver="gram", random_state=0).fit(x)
+    assert pca.components_.shape == (k, 40)
+    np.testing.assert_allclose(pca.explained_variance_, 1 / 499, rtol=0.1)
+
+
+@pytest.mark.parametrize("solver", ["krylov", "subsample", "vr"])
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_fewer_dimensions_than_components(solver, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((900, 3)) @ rng.standard_normal((3, 100))
+    for rows, k in ((x, 10), (x[:5, :7], 1), (np.outer(x[:5, 0], x[:7, 1]), 1)):
+        pca = PCA(k, solver=solver, tol=1e-3, random_state=seed).fit(rows)
+        assert 1 - pca.explained_variance_.sum() / np.var(rows, axis=0, ddof=1).sum() < 0.6 if k == 1 else 1e-3
+
+
+def test_steepest_ascent_where_a_sample_sees_no_maximum():
+    from mpiddl.decomposition.subsample import solve
+
+    right = np.ones((4, 2), np.float32)
+    np.testing.assert_array_equal(solve(lambda z: -z, right, 6), right)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", ["auto", "gram", "subsample", "vr", "krylov"])
+@pytest.mark.parametrize("value", [1e20, 9.969e36, 1e90, 1e150])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_fill_values_among_the_rows(comm, solver, value):
+    x = rows_of_all(8000, 60)
+    x[np.random.default_rng(9).random(len(x)) < 0.004, 5] = value
+    pca = PCA(3, solver=solver, tol=1e-6, random_state=0, comm=comm)
+    if value < 1e60:
+        pca.fit(mine(x, comm))
+        np.testing.assert_allclose(np.abs(pca.components_[0, 5]), 1, rtol=1e-6)
+    else:
+        with pytest.raises(ValueError, match="too large to be squared"):
+            pca.fit(mine(x, comm))
+
+
+@EVERYWHERE
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_units_whose_squares_no_float_holds(comm):
+    x = mine(rows_of_all(500, 40), comm)
+    small = PCA(3, random_state=0, comm=comm).fit(x * 1e-300)
+    np.testing.assert_allclose(small.components_ @ small.components_.T, np.eye(3), atol=1e-8)
+    with pytest.raises(ValueError, match="too large to be squared"):
+        PCA(3, random_state=0, comm=comm).fit(x * 1e290)
+    single = PCA(3, random_state=0, comm=comm).fit((x * 1e20).astype(np.float32))
+    assert np.isfinite(single.explained_variance_).all() and single.components_.dtype == np.float32
 
 
 def test_a_look_at_held_out_rows_saves_a_pass():

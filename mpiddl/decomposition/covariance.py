@@ -22,6 +22,9 @@ from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.spread import Spread, Whole
 from mpiddl.transport.base import IN_PLACE
 
+LARGEST = 1e120
+"""Of sums of squares: squares of them still have squares in float64."""
+
 
 @dataclass
 class Effort:
@@ -83,7 +86,8 @@ class Covariance:
             counts, largest, squares = zip(*self.comm.allgather(own), strict=True)
             self.n = sum(counts)
             self.heaviness = max(largest) * self.n / sum(squares) if sum(squares) > 0 else 1.0
-        if not np.isfinite(self.spread.sum(product.sum(keepdims=True))):
+        fine = product.min(initial=0.0) > -LARGEST and product.max(initial=0.0) < LARGEST  # not so of NaN
+        if self.spread.sum(np.array([0.0 if fine else 1.0])).any():
             raise NotFinite
         if self.center:
             product = dger(-1.0, sums[:k], self.spread.own(self.mean), a=product.T, overwrite_a=True).T  # in place
@@ -108,7 +112,8 @@ class Covariance:
         random = np.random.default_rng([seed, 1, self.comm.rank])
         ladder = np.cumsum(self.squares)
         for own in counts:
-            chosen = np.sort(np.searchsorted(ladder, random.random(own) * ladder[-1])) if own else np.zeros(0, np.int64)
+            reached = ladder[-1:].sum()  # nothing is drawn where there is nothing
+            chosen = np.sort(np.searchsorted(ladder, random.random(own if reached else 0) * reached))
             some = self.rows.take(chosen)
             given = some.weights if some.weights.size else np.ones(some.n, some.dtype)
             some.weights = (given * (sums.sum() / (count * self.squares[chosen]))).astype(some.dtype)
@@ -129,7 +134,7 @@ class Covariance:
 
     def take_moments(self, moments: np.ndarray, total: float) -> None:
         """From the sums of s (x - origin) and of s (x - origin)^2 over all ranks, and of s."""
-        if not np.isfinite(moments).all():
+        if not np.abs(moments).max(initial=0.0) < LARGEST:
             raise NotFinite
         self.total = total
         if total <= 0:

@@ -78,7 +78,7 @@ def davidson(spread: Spread, apply: Apply, start: np.ndarray, directions: Direct
     ``done`` is asked after every pass, on every rank; what rank 0 says counts. It ends earlier where V spans all there is.
     """
     comm, p = spread.comm, start.shape[1]
-    space, new = Subspace(spread, most_columns or 8 * p), orthonormal(spread, start)
+    space, new = Subspace(spread, most_columns or 8 * p), spread.same(orthonormal(spread, start))
     while True:
         space.extend(new, apply(new))
         ritz = space.ritz(p)
@@ -103,17 +103,17 @@ def davidson(spread: Spread, apply: Apply, start: np.ndarray, directions: Direct
 
 def _with_sample(space: Subspace, new: np.ndarray, images: np.ndarray, doubt: np.ndarray, trace: float, p: int) -> Ritz:
     """Ritz pairs of a space that takes in ``new`` with what a sample makes of it; ``trace`` is that of the matrix."""
-    outside = trace - space.trace
+    outside = max(trace - space.trace, 0.0)
     space.extend(new, images, sampled=True)
     seen, ritz = trace - space.trace, space.ritz(p)
-    share, more = space.weights(new.shape[1], p), outside / max(seen, 1e-9 * outside)
+    share, more = space.weights(new.shape[1], p), outside / max(seen, 1e-9 * outside, np.finfo(float).tiny)
     wrong = np.einsum("ij,ij->j", share, space.spread.sum(new.T @ doubt) @ share)
     return ritz._replace(residuals=ritz.residuals * np.sqrt(more), products=ritz.products * more, doubt=2 * np.abs(wrong))
 
 
 def lanczos(spread: Spread, apply: Apply, start: np.ndarray, passes: int) -> Ritz:
     """Leading Ritz pairs of the block Krylov space of so many passes: what `davidson` does with `krylov`, asked once."""
-    space, new = Subspace(spread, passes * start.shape[1]), orthonormal(spread, start)
+    space, new = Subspace(spread, passes * start.shape[1]), spread.same(orthonormal(spread, start))
     while True:
         image = apply(new)
         space.extend(new, image)

@@ -268,6 +268,11 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.history_ = result.history
 
 
+def variances_in(dtype: np.dtype, values: np.ndarray) -> np.ndarray:
+    """In ``dtype`` if it holds them, else in float64: it squares what the rows are."""
+    return values.astype(dtype) if values.max(initial=0.0) <= np.finfo(dtype).max else values
+
+
 def fit_telling(model: Estimator, X: Any, tell: Callable[[Moment], None] | None, place: Callable[[int, int], str]) -> None:
     """`Estimator.fit` with somebody who is told of every pass, and who knows what a row and a column are called."""
     model._place = place  # type: ignore[method-assign, assignment]

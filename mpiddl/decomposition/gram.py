@@ -17,6 +17,7 @@ from scipy.linalg import eigh
 from mpiddl.collectives import allreduce
 from mpiddl.decomposition.covariance import Covariance
 from mpiddl.decomposition.rows import centred_blocks
+from mpiddl.decomposition.spread import of_rank_0
 from mpiddl.decomposition.subspace import Ritz
 from mpiddl.transport.base import IN_PLACE
 
@@ -39,9 +40,10 @@ def _columns(comm: Any, covariance: Covariance, k: int, dtype: np.dtype) -> tupl
     """From C, (d, d); its diagonal has the columns' variances, and their means come along."""
     rows, d = covariance.rows, covariance.rows.d
     products, sums, origin = np.zeros((d, d)), np.zeros(d), covariance.origin
-    for moved, roots in centred_blocks(rows, origin, dtype):
-        products += moved.T @ moved
-        sums += roots @ moved
+    with np.errstate(over="ignore", invalid="ignore"):  # which `take_moments` says
+        for moved, roots in centred_blocks(rows, origin, dtype):
+            products += moved.T @ moved
+            sums += roots @ moved
     upper = np.triu_indices(d)
     message = np.concatenate([products[upper], sums, [rows.total]])
     allreduce(comm, IN_PLACE, message)
@@ -52,7 +54,7 @@ def _columns(comm: Any, covariance: Covariance, k: int, dtype: np.dtype) -> tupl
         apart = covariance.mean - origin
         products -= covariance.total * np.outer(apart, apart)
     products /= covariance.total
-    return comm.bcast(_leading(products, k) if comm.rank == 0 else None)
+    return of_rank_0(comm, lambda: _leading(products, k))
 
 
 def _rows(comm: Any, covariance: Covariance, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -70,7 +72,7 @@ def _rows(comm: Any, covariance: Covariance, k: int) -> tuple[np.ndarray, np.nda
         products[begin : begin + rows.n] += part @ whole.T
         covariance.effort.rounds += 1
     allreduce(comm, IN_PLACE, products)
-    values, left_vectors = comm.bcast(_leading(products / covariance.total, k, lower=True) if comm.rank == 0 else None)
+    values, left_vectors = of_rank_0(comm, lambda: _leading(products / covariance.total, k, lower=True))
     vectors = mine.T @ left_vectors[begin : begin + rows.n]
     allreduce(comm, IN_PLACE, vectors)
     covariance.effort.rounds += 2
@@ -82,6 +84,8 @@ def _leading(products: np.ndarray, k: int, lower: bool = False) -> tuple[np.ndar
     """The ``k`` largest eigenvalues of a symmetric matrix, of which one triangle counts, and their vectors."""
     n = len(products)
     values, vectors = eigh(products, lower=lower, subset_by_index=[n - k, n - 1] if k < n else None)
+    if len(values) < k:  # LAPACK's evr loses some of a cluster
+        values, vectors = (part[..., n - k :] for part in eigh(products, lower=lower))
     return values[::-1].copy(), vectors[:, ::-1].copy()
 
 

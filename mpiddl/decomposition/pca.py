@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.decomposition.estimator import Estimator
+from mpiddl.decomposition.estimator import Estimator, variances_in
 from mpiddl.decomposition.solve import Result
 from mpiddl.errors import UsageError
 
@@ -112,8 +112,8 @@ class PCA(Estimator):
         variance = result.variances.sum() * unbiased
         explained = result.values * unbiased
         self.mean_ = result.mean.astype(dtype)
-        self.explained_variance_ = explained.astype(dtype)
-        self.explained_variance_error_ = (result.errors * unbiased).astype(dtype)
+        self.explained_variance_ = variances_in(dtype, explained)
+        self.explained_variance_error_ = variances_in(dtype, result.errors * unbiased)
         self.explained_variance_ratio_ = (explained / variance if variance > 0 else np.zeros(k)).astype(dtype)
         self.noise_variance_ = float(max(variance - explained.sum(), 0.0) / (least - k)) if k < least else 0.0
 

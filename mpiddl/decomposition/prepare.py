@@ -22,6 +22,9 @@ LOOKED_AT = 24
 BORNE = 2.0**20
 """Entries up to this, and from its inverse on, are left as they are: their squares have squares."""
 
+SQUARED = 1e150
+"""Entries beyond it have no variance in float64."""
+
 FAR = {4: 64.0, 8: 2.0**20}
 """How many times their deviation the means may be away from zero, by the dtype's bytes."""
 
@@ -36,9 +39,8 @@ class Prepared(NamedTuple):
 
     def undone(self, result: Any) -> Any:
         """A `Result` in the units of the rows as they came."""
-        square = self.scale**2
-        return replace(result, values=result.values / square, errors=result.errors / square,
-                       variances=result.variances / square, mean=result.mean / self.scale + self.shift)
+        squares = {name: getattr(result, name) / self.scale / self.scale for name in ("values", "errors", "variances")}
+        return replace(result, mean=result.mean / self.scale + self.shift, **squares)
 
 
 def prepare(comm: Any, rows: Rows, n: int, center: bool, seed: int) -> Prepared:
@@ -53,7 +55,7 @@ def prepare(comm: Any, rows: Rows, n: int, center: bool, seed: int) -> Prepared:
     blocks = [x.astype(np.float64) for x, _ in some.blocks(LOOKED_AT)]
     x = np.concatenate([np.zeros((0, rows.d)), *blocks])
     largest = float(np.max(comm.allgather(float(np.abs(x).max(initial=0.0)))))  # NaN stays NaN
-    if not np.isfinite(largest):
+    if not largest < SQUARED:
         raise NotFinite
     if largest == 0:
         return Prepared(rows, np.zeros(rows.d), 1.0, 0.0)
@@ -66,7 +68,7 @@ def prepare(comm: Any, rows: Rows, n: int, center: bool, seed: int) -> Prepared:
     far = center and not rows.sparse and away > FAR[rows.dtype.itemsize] * spread
     shift = (mean * largest).astype(rows.dtype).astype(np.float64) if far else np.zeros(rows.d)
     size = max(spread, eps * away) if far else max(spread, away)
-    scale = 1.0 if 1 / BORNE <= size <= BORNE else 2.0 ** -round(np.log2(size))
+    scale = 1.0 if 1 / BORNE <= size <= BORNE else 2.0 ** min(-round(np.log2(size)), 1000)
     floor = rows.d * (16 * eps * away * scale) ** 2 if center else 0.0
     if scale == 1.0 and not far:
         return Prepared(rows, shift, 1.0, floor)

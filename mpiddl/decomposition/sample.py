@@ -80,6 +80,8 @@ class HeldOut:
         one, other = self._products(self._halves, w, self.count)
         yield (one + other) / 2, (one - other) / 2
         count = min(CLOSER * self.count, self._n - self.count)
+        if count < self.count:
+            return
         closer = self._products(self._covariance.estimated(count // 2, self._seed + 6, parts=2), w, count)
         share = count / (self.count + count)
         one, other = (first + share * (more - first) for first, more in zip((one, other), closer, strict=True))
@@ -112,7 +114,7 @@ def strata(n: int, wanted: int, random: np.random.Generator) -> np.ndarray:
 
 
 def covariance(comm: Any, sample: Sample, center: bool, effort: Effort) -> np.ndarray:
-    """The sample's covariance, shape (d, d), float32.
+    """The sample's covariance, shape (d, d), float32, in which it may overflow.
 
     Communication
     -------------
@@ -122,8 +124,9 @@ def covariance(comm: Any, sample: Sample, center: bool, effort: Effort) -> np.nd
     message = np.zeros(d * d + 1, np.float32)
     origin = sample.mean if center else np.zeros(d)
     products = message[: d * d].reshape(d, d)
-    for moved, _ in centred_blocks(rows, origin, np.dtype(np.float32)):
-        products += moved.T @ moved
+    with np.errstate(over="ignore", invalid="ignore"):
+        for moved, _ in centred_blocks(rows, origin, np.dtype(np.float32)):
+            products += moved.T @ moved
     message[-1] = rows.total
     allreduce(comm, IN_PLACE, message)
     effort.passes += sample.share

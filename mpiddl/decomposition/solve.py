@@ -47,15 +47,24 @@ ALIKE = 4
 are: by matrix Bernstein its relative error goes with the root of that ratio (J. Tropp, Found. Trends Mach. Learn. 8, 2015,
 doi:10.1561/2200000048, theorem 6.6.1; the constant is ours)."""
 
+FLAT = 4
+"""Times the average variance of all components, from which on one stands out."""
+
+BELIEVED = 2
+"""Passes, more than which it takes to believe anything where the first sample did not tell of all rows."""
+
+LIKE_THAT = 3
+"""Passes, after one that found more than was expected."""
+
 SAMPLED = 2.0
 """How much smaller than the tolerance an error has to be that a sample tells."""
 
-SLOW = 4
+SLOW = 6
 """Passes in which something has to come of it."""
 
 
-Enough = Callable[[Ritz, np.ndarray], bool]
-"""Asked after a pass, with what its components miss."""
+Enough = Callable[[Ritz, np.ndarray, bool], bool]
+"""Asked after a pass, with what its components miss, and whether that is to be believed."""
 
 
 class Moment(NamedTuple):
@@ -141,9 +150,10 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     rows = prepared.rows
     history: list[Moment] = []
 
-    errors = np.zeros(k)
+    errors, met = np.zeros(k), True
 
-    def done(ritz: Ritz, missed: np.ndarray) -> bool:
+    def done(ritz: Ritz, missed: np.ndarray, believed: bool) -> bool:
+        nonlocal met
         errors[:] = missed
         explained = float(ritz.values[:k].sum())
         error = float(missed.sum()) / explained if explained > 0 else 0.0
@@ -151,16 +161,17 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
         if tell is not None:
             tell(history[-1])
         stuck = solver != "vr-plain" and _stuck(history, tol)  # which is slow by nature
-        met = error <= (tol if len(history) > 1 else tol / UNSEEN)
-        return met or at_rounding(ritz, k, rows.dtype, 0.5) or stuck or effort.passes >= most_passes
+        over = stuck or effort.passes >= most_passes
+        near = at_rounding(ritz, k, rows.dtype, 64)  # what is left no pass can find
+        met = (error <= tol or near) and (believed or not over)  # else it may end where nothing is left to look for
+        enough = error <= (tol if len(history) > 1 else tol / UNSEEN) or at_rounding(ritz, k, rows.dtype, 0.5)
+        return (enough and believed) or over
 
     task = _Task(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort,
                  prepared.floor)
     operator, ritz = _run(task, done, history)
     result = prepared.undone(_result(ritz, errors, operator, n, choice, effort, history))
-    met = not history or history[-1].error <= tol or at_rounding(ritz, k, rows.dtype, 64)  # what is left no pass can find
-    met = met or operator.trace <= prepared.floor
-    if not comm.bcast(met):
+    if not comm.bcast(met or operator.trace <= prepared.floor):
         raise ConvergenceError(
             f"{choice.solver}: missed about {history[-1].error:.1e} of the explained variance after {effort.passes:.1f} "
             f"passes, wanted {tol:g}; a larger tol or max_passes, or another solver (gram is exact)", result)
@@ -202,10 +213,10 @@ def _run(task: _Task, done: Enough, history: list[Moment]) -> tuple[Covariance, 
     if task.solver == "vr-plain":
         return operator, vr_plain(
             comm, operator, task.k,
-            lambda ritz: done(ritz, missed_variance(ritz, task.k)) or operator.trace <= task.floor,
+            lambda ritz: done(ritz, missed_variance(ritz, task.k), True) or operator.trace <= task.floor,
             step=task.vr.step, seed=seed)  # fmt: skip
-    if task.solver == "subsample":
-        products = covariance(comm, sample, center, effort)
+    products = covariance(comm, sample, center, effort) if task.solver == "subsample" else None
+    if products is not None and np.isfinite(products).all():
         start: Ritz = warm_start_of(comm, products, columns, seed)
         directions: Directions = Subsample(comm, products)
     else:
@@ -222,8 +233,9 @@ def _run(task: _Task, done: Enough, history: list[Moment]) -> tuple[Covariance, 
 
 
 class _Caution:
-    """Samples save passes where they tell of all rows. Where the first one may not have, nothing is believed after one pass,
-    and the second looks at what a sample finds that is drawn by the lengths of rows, which the first pass has seen.
+    """Samples save passes where they tell of all rows. Where the first one may not have, nothing is believed before the third
+    pass, nor after one that has found much, and the second multiplies what a sample finds that is drawn by the lengths of rows.
+    An estimate that a pass has proven wrong is believed no more.
 
     As the look of `davidson`: at other rows, when the next directions may well suffice.
     """
@@ -233,28 +245,53 @@ class _Caution:
         self._task, self._operator, self._history = task, operator, history
         self._held_out = HeldOut(operator, task.n, most, task.columns, task.seed)
         self._most, self._drawn, self._directions, self._done = most, drawn, directions, done
-        self._short_by = np.inf
+        self._told, self._found, self._before, self._said, self._short_by = False, 0.0, 0.0, 0.0, np.inf
 
     def directions(self, ritz: Ritz) -> np.ndarray:
-        """Those of the solver; after the first pass those of a second start, where that is needed."""
-        if len(self._history) > 1 or self._tells(self._drawn, self._operator.heaviness, ritz):
+        """Those of the solver; after the first pass, where that is needed, those of a second start, and some at random where
+        only chance meets what is missing."""
+        if len(self._history) > 1 or self._told:
             return self._directions(ritz)
         task = self._task
         wanted = max(start_rows(task.n, task.rows.d, task.columns), ceil(2 * ALIKE * self._stiffness(ritz)))
-        return second_start(self._operator, task.n, min(task.n, self._most, wanted), task.columns, task.seed)
+        found = second_start(self._operator, task.n, min(task.n, self._most, wanted), task.columns, task.seed)
+        if self._flat(ritz):
+            found[:, task.columns // 2 :] = self._operator.spread.random(task.columns, task.seed + 7)[:, task.columns // 2 :]
+        return found
 
     def done(self, ritz: Ritz) -> bool:
         """Whether the tolerance is met, or nothing helps."""
-        enough = self._done(ritz, missed_variance(ritz, self._task.k)) and (
-            len(self._history) > 1 or self._tells(self._drawn, self._operator.heaviness, ritz))
-        return enough or self.trace <= self._task.floor
+        explained = float(ritz.values[: self._task.k].sum())
+        if self._history:
+            self._found = explained - self._history[-1].explained - np.finfo(self._task.rows.dtype).eps * explained
+            self._before = self._said
+        else:
+            self._told = self._tells(self._drawn, self._operator.heaviness, ritz)
+        missed = missed_variance(ritz, self._task.k)
+        self._said = float(missed.sum())
+        settled = len(self._history) >= BELIEVED and LIKE_THAT * self._found <= self._task.tol * explained
+        return self._done(ritz, self._corrected(missed), self._told or settled) or self.trace <= self._task.floor
+
+    def _corrected(self, missed: np.ndarray) -> np.ndarray:
+        """What is missed by estimate. If the last pass has found more than was said before it, this is as many times wrong, but
+        by no more than some passes like that would find."""
+        said, surplus = max(float(missed.sum()), np.finfo(float).tiny), self._found - self._before
+        if surplus <= 0:
+            return missed
+        return missed * min(self._found / max(self._before, np.finfo(float).tiny), 1 + LIKE_THAT * surplus / said)
 
     def _tells(self, count: int, heaviness: float, ritz: Ritz) -> bool:
         """Whether so many rows tell of all; the same on every rank."""
-        return count >= ALIKE * heaviness * self._stiffness(ritz)
+        return count >= ALIKE * heaviness * self._stiffness(ritz) and not self._flat(ritz)
+
+    def _flat(self, ritz: Ritz) -> bool:
+        """Whether the last wanted component has hardly more variance than the average one: then a sample tells which rows it
+        has, and not which components are the largest."""
+        return FLAT * self._stiffness(ritz) > min(self._task.n, self._task.rows.d)
 
     def _stiffness(self, ritz: Ritz) -> float:
-        return min(self._task.n, self.trace / max(ritz.values[self._task.k - 1], np.finfo(float).tiny))
+        least = max(ritz.values[self._task.k - 1], self.trace / self._task.n)
+        return self.trace / least if least > 0 else self._task.n
 
     @property
     def trace(self) -> float:
@@ -266,13 +303,14 @@ class _Caution:
     def worth(self, ritz: Ritz) -> bool:
         before, last = self._history[-2].error if len(self._history) > 1 else np.inf, self._history[-1].error
         hoped = last * (min(last / before, 0.1) / HOPE if before < np.inf else FIRST)
-        return hoped <= self._task.tol and self._tells(self._held_out.count, 1.0, ritz)
+        believed = self._told or len(self._history) > BELIEVED
+        return believed and hoped <= self._task.tol and self._tells(self._held_out.count, 1.0, ritz)
 
     def convinced(self, ritz: Ritz) -> bool:
         k = self._task.k
-        missed = missed_variance(ritz, k)
+        missed = self._corrected(missed_variance(ritz, k))
         self._short_by = missed.sum() / (self._task.tol / SAMPLED * ritz.values[:k].sum() or np.finfo(float).tiny)
-        return self._short_by <= 1 and self._done(ritz, missed)
+        return self._short_by <= 1 and self._done(ritz, missed, True)
 
     def nearly(self, ritz: Ritz) -> bool:
         return self._short_by <= 1 + CLOSER  # if all that is missed is the sample's fault, more rows will do

@@ -49,6 +49,25 @@ class Spread(Protocol):
         """Sums over ranks: of a whole ``block`` (d, k), each its part of that, and of ``rest`` (any,), all of that."""
 
 
+def of_rank_0(comm: Any, make: Callable[[], Any]) -> Any:
+    """What ``make`` gives on rank 0, on every rank; so is an eigenproblem that has no solution raised.
+
+    Communication
+    -------------
+    Collective: a broadcast.
+    """
+    made, failure = None, None
+    if comm.rank == 0:
+        try:
+            made = make()
+        except np.linalg.LinAlgError as error:
+            failure = error
+    made, failure = comm.bcast((made, failure))
+    if failure is not None:
+        raise failure
+    return made
+
+
 def spread_for(comm: Any, d: int, columns: int) -> Spread:
     """What suits blocks of so many columns."""
     return Slices(comm, d) if comm.size > 1 and d * columns >= SLICED_FROM else Whole(comm, d)
@@ -99,7 +118,7 @@ class Slices:
         return total
 
     def decided(self, make: Callable[[], Any]) -> Any:
-        return self.comm.bcast(make() if self.comm.rank == 0 else None)
+        return of_rank_0(self.comm, make)
 
     def same(self, block: np.ndarray) -> np.ndarray:
         return block

@@ -70,6 +70,8 @@ def solve(product: Callable[[np.ndarray], np.ndarray], right: np.ndarray, steps:
         image = product(search)
         curvature = np.einsum("ij,ij->j", search, image)
         live &= curvature > 0
+        if not step:
+            found[:, ~live] = right[:, ~live]  # steepest ascent where S sees no maximum
         if not live.any():
             break
         length = np.where(live, size / np.where(live, curvature, 1), 0)
@@ -78,6 +80,4 @@ def solve(product: Callable[[np.ndarray], np.ndarray], right: np.ndarray, steps:
         new = np.einsum("ij,ij->j", rest, rest)
         search = rest + search * np.where(live, new / np.where(size > 0, size, 1), 0)
         size = new
-        if step == 0:
-            found[:, ~live] = right[:, ~live]  # steepest ascent where S sees no maximum
     return found

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpiddl.decomposition.spread import Spread
+from mpiddl.decomposition.spread import Spread, of_rank_0
 
 
 class Ritz(NamedTuple):
@@ -82,8 +82,8 @@ class Subspace:
         -------------
         Collective: a broadcast of m^2 + m numbers.
         """
-        projected, comm = self._projected[: self._m, : self._m], self.spread.comm
-        values, self._rotation = comm.bcast(_descending(projected) if comm.rank == 0 else None)
+        projected = self._projected[: self._m, : self._m]
+        values, self._rotation = of_rank_0(self.spread.comm, lambda: _descending(projected))
         vectors = self.basis @ self._rotation[:, :p]
         residuals = self.images @ self._rotation[:, :p] - vectors * values[:p]
         return Ritz(values[:p], vectors, residuals, self.spread.sum(residuals.T @ residuals))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.decomposition.estimator import Estimator
+from mpiddl.decomposition.estimator import Estimator, variances_in
 from mpiddl.decomposition.solve import Result
 from mpiddl.errors import UsageError
 
@@ -70,7 +70,7 @@ class TruncatedSVD(Estimator):
         self._remember(result, dtype)
         explained = np.maximum(result.values - (result.components @ result.mean) ** 2, 0.0)
         variance = result.variances.sum()
-        self.explained_variance_ = explained.astype(dtype)
+        self.explained_variance_ = variances_in(dtype, explained)
         self.explained_variance_ratio_ = (explained / variance if variance > 0 else np.zeros(len(explained))).astype(dtype)
 
     def _scores(self, x: np.ndarray) -> np.ndarray:
