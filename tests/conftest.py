@@ -17,6 +17,7 @@ from harness import jobs
 from harness.alarm import Alarm
 from harness.outcomes import Outcomes
 from mpi4py import MPI
+from threadpoolctl import threadpool_limits
 
 WORLD = MPI.COMM_WORLD
 LIMIT_S = 60.0
@@ -39,6 +40,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    # Parts run side by side: threads of many small products would wait for each other. What is not loaded is not limited.
+    import scipy.linalg  # noqa: F401
+
+    threadpool_limits(1, user_api="blas")
     config.addinivalue_line("markers", "limit(seconds): time for the test, 60 if not told; then all is ended")
     config.stash[ALARM] = Alarm(WORLD, sys.__stderr__.fileno())
     config.stash[OUTCOMES] = Outcomes(WORLD.Dup(), config.stash[ALARM])

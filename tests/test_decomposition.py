@@ -250,7 +250,7 @@ def test_the_tolerance_is_kept_whatever_the_rows(kind, solver, k, tol):
     """Of rows that samples tell little about, too."""
     rng = np.random.default_rng(3)
     x = ROWS[kind](rng, rng.standard_normal((3000, 100)) * (1 + np.arange(100) / 3) ** -0.5)
-    pca = PCA(k, solver=solver, tol=tol, random_state=0).fit(x)
+    pca = PCA(k, solver=solver, tol=tol, random_state=0, threads=1).fit(x)
     values = exact(x)[0]
     explained = ((x - x.mean(axis=0)) @ pca.components_.T).var(axis=0).sum()
     assert 1 - explained / values[:k].sum() <= tol
@@ -284,7 +284,7 @@ def test_the_tolerance_is_kept_where_no_component_stands_out(solver, ranks, make
 
     def program(comm):
         own = block(len(dense), comm.size, comm.rank)
-        return PCA(k, solver=solver, tol=tol, random_state=seed, comm=comm).fit(x[own.start : own.stop])
+        return PCA(k, solver=solver, tol=tol, random_state=seed, comm=comm, threads=1).fit(x[own.start : own.stop])
 
     pca = virtual.run(ranks, program)[0]
     explained = ((dense - dense.mean(axis=0)) @ pca.components_.T).var(axis=0).sum()
@@ -295,7 +295,7 @@ def test_the_tolerance_is_kept_where_no_component_stands_out(solver, ranks, make
 @pytest.mark.parametrize("k", [1, 3, 10])
 def test_equal_eigenvalues_are_all_found(k, seed):
     x = np.linalg.qr(np.random.default_rng(seed).standard_normal((500, 40)))[0]
-    pca = PCA(k, solver="gram", random_state=0).fit(x)
+    pca = PCA(k, solver="gram", random_state=0, threads=1).fit(x)
     assert pca.components_.shape == (k, 40)
     np.testing.assert_allclose(pca.explained_variance_, 1 / 499, rtol=0.1)
 
@@ -307,7 +307,7 @@ def test_fewer_dimensions_than_components(solver, seed):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((900, 3)) @ rng.standard_normal((3, 100))
     for rows, k in ((x, 10), (x[:5, :7], 1), (np.outer(x[:5, 0], x[:7, 1]), 1)):
-        pca = PCA(k, solver=solver, tol=1e-3, random_state=seed).fit(rows)
+        pca = PCA(k, solver=solver, tol=1e-3, random_state=seed, threads=1).fit(rows)
         assert 1 - pca.explained_variance_.sum() / np.var(rows, axis=0, ddof=1).sum() < 0.6 if k == 1 else 1e-3
 
 
@@ -325,7 +325,7 @@ def test_steepest_ascent_where_a_sample_sees_no_maximum():
 def test_fill_values_among_the_rows(comm, solver, value):
     x = rows_of_all(8000, 60)
     x[np.random.default_rng(9).random(len(x)) < 0.004, 5] = value
-    pca = PCA(3, solver=solver, tol=1e-6, random_state=0, comm=comm)
+    pca = PCA(3, solver=solver, tol=1e-6, random_state=0, comm=comm, threads=1)
     if value < 1e60:
         pca.fit(mine(x, comm))
         np.testing.assert_allclose(np.abs(pca.components_[0, 5]), 1, rtol=1e-6)
