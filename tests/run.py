@@ -151,7 +151,7 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--mpi", default="openmpi,mpich", type=_pythons, help="NAME or NAME=PYTHON, by commas")
     add("--sizes", default="1,2,3,4", type=_sizes, help="numbers of ranks, by commas")
-    add("--part-limit", default=900.0, type=float, metavar="SECONDS", help="end a part after so long")
+    add("--part-limit", default=1200.0, type=float, metavar="SECONDS", help="end a part after so long")
     add("pytest", nargs="*", help="arguments for pytest, after --")
     return parser.parse_args()
 

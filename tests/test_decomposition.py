@@ -274,7 +274,7 @@ def outliers(seed):
 @pytest.mark.parametrize(("make", "k", "tol"), [(one_hot(5000, 200), 60, 1e-6), (one_hot(700, 53), 26, 1e-12),
                                                 (one_hot(20_000, 100), 5, 1e-6), (outliers, 3, 0.2), (outliers, 3, 0.01),
                                                 (white, 5, 0.02), (white, 5, 1e-3)])  # fmt: skip
-@pytest.mark.parametrize("seed", [1, 5])
+@pytest.mark.parametrize("seed", [1])
 def test_the_tolerance_is_kept_where_no_component_stands_out(solver, ranks, make, k, tol, seed):
     """A sample's components may then be components of all rows, and not the largest: no residual tells."""
     x = make(seed)
