@@ -42,7 +42,7 @@ class Threads(NamedTuple):
 
 
 def cores(root: str | Path = "/") -> Cores:
-    """What this process may run on: its mask now, the quota that it began with.
+    """What this process may run on: its mask now, its `quota` as it was when first asked.
 
     Parameters
     ----------

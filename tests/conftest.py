@@ -166,6 +166,30 @@ def link(comm: MPI.Intracomm) -> Iterator[Any]:
     own.Free()
 
 
+@pytest.fixture
+def forced(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """``forced("ring")`` makes a `mpiddl.Communicator` that takes our algorithms whatever the size; freed afterwards."""
+    from mpiddl.communicator import Communicator, faster
+    from mpiddl.tuning import choice
+
+    others = {"reduce": "scatter", "bcast": "chain", "allgather": "ring", "reduce_scatter": "ring", "barrier": "dissemination"}
+    made = []
+
+    def make(name: str = "two-step", raw: MPI.Intracomm | None = None) -> Any:
+        taken = {"allreduce": name, **(others if name != "library" else dict.fromkeys(others, "library"))}
+        monkeypatch.setattr(choice.rule, "steps", lambda topology, call: ((0, taken[call]),))
+        monkeypatch.setattr(faster, "FLOOR", 0)
+        monkeypatch.setattr(faster, "NONBLOCKING_FLOOR", 1)
+        monkeypatch.setattr(faster.Faster, "_floors", dict.fromkeys(taken, 0.0))
+        made.append(Communicator((comm if raw is None else raw).Dup()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one != MPI.COMM_NULL:
+            one.Free()
+
+
 @pytest.fixture(scope="session")
 def namespaces() -> None:
     """A machine on which hosts of a testbed can be made; skips where it gives no namespaces."""

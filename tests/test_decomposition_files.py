@@ -10,7 +10,7 @@ import struct
 import numpy as np
 import pytest
 import scipy.sparse
-from test_decomposition import exact, rows_of_all
+from harness.matrices import exact, rows_of_all
 
 from mpiddl.cli import main
 from mpiddl.data.matrix import open_matrix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
@@ -33,7 +34,7 @@ GRAM_MOST = 2048
 """Columns (or rows) up to which a wanted share of variance is answered from the whole spectrum."""
 
 
-class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC):
     """A decomposition with scikit-learn's face; ``comm`` is passed on by `clone`, and left out of a pickle."""
 
     _center = True
@@ -250,13 +251,13 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _wanted_of(self, result: Result) -> int:
         return min(int(self._wanted(result.n, self.n_features_in_)), len(result.values))
 
+    @abstractmethod
     def _wanted(self, n: int, d: int) -> int | float:
         """Components wanted of ``n`` rows of ``d`` columns, or the share of variance."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take(self, result: Result, dtype: np.dtype) -> None:
         """scikit-learn's attributes from a result."""
-        raise NotImplementedError
 
     def _remember(self, result: Result, dtype: np.dtype) -> None:
         """The attributes that both estimators have."""

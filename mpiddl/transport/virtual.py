@@ -10,7 +10,6 @@ Cost: a message is one copy; a switch of ranks is one thread hand-over, about 10
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +29,7 @@ from mpiddl.transport.base import (
     allreduce_bytes,
     bcast_bytes,
 )
+from mpiddl.transport.turns import Turns
 
 MOST_ASKED = 10_000  # far more turns than any rank computes between two messages while others wait
 _REDUCE = {"SUM": np.add, "MIN": np.minimum, "MAX": np.maximum, "PROD": np.multiply}
@@ -62,39 +62,7 @@ def run(size: int, program: Callable[[VirtualComm], Any], nodes: Sequence[int] |
     if nodes is not None and len(nodes) != size:
         raise UsageError(f"nodes: got {len(nodes)} numbers, wanted one for each of {size} ranks")
     world = _World(size, list(nodes or [0] * size))
-    results: list[Any] = [None] * size
-
-    def body(rank: int) -> None:
-        try:
-            world.baton[rank].acquire()
-            if world.error is None:
-                results[rank] = program(VirtualComm(world, rank, range(size)))
-        except _Ended:
-            pass
-        except BaseException as error:
-            world.error = world.error or error
-        world.leave(rank)
-
-    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    world.baton[0].release()
-    for thread in threads:
-        thread.join()
-    if world.error is not None:
-        raise world.error
-    return results
-
-
-class _Ended(BaseException):
-    """Unwinds the other ranks after one has failed."""
-
-
-class _Wait:
-    """What a rank waits for: a test, and words for the error if it never comes true."""
-
-    def __init__(self, ready: Callable[[], bool], what: str):
-        self.ready, self.what = ready, what
+    return world.run(lambda rank: program(VirtualComm(world, rank, range(size))))
 
 
 @dataclass
@@ -107,46 +75,16 @@ class _Gathering:
     done: bool = False
 
 
-class _World:
+class _World(Turns):
     """What the virtual ranks share: the baton, the mailboxes and the collectives on their way."""
 
     def __init__(self, size: int, nodes: list[int]):
-        self.size, self.nodes = size, nodes
-        self.baton = [threading.Semaphore(0) for _ in range(size)]
-        self.waits: list[_Wait | None] = [_Wait(lambda: True, "its first turn")] * size
+        super().__init__(size)
+        self.nodes = nodes
         self.mail: dict[tuple[Any, int], list[tuple[int, int, np.ndarray]]] = {}
         self.gatherings: dict[tuple[Any, int], _Gathering] = {}
         self.started: list[list[Any]] = [[] for _ in range(size)]
         self.events = 0  # messages and collective calls so far: while none comes, asking again is of no use
-        self.error: BaseException | None = None
-
-    def wait(self, rank: int, ready: Callable[[], bool], what: str) -> None:
-        """Hand the baton on until ``ready()``; the caller holds it again on return."""
-        self.waits[rank] = _Wait(ready, what)
-        chosen = self._hand_on(rank)
-        if chosen != rank:
-            self.baton[rank].acquire()
-        if self.error is not None:
-            raise _Ended
-
-    def leave(self, rank: int) -> None:
-        self.waits[rank] = None
-        self._hand_on(rank)
-
-    def _hand_on(self, rank: int) -> int | None:
-        """Give the baton to the next rank that can go on; after an error to everybody, to unwind."""
-        order = [(rank + step) % self.size for step in range(1, self.size + 1)]
-        waiting = [(other, wait) for other in order if (wait := self.waits[other]) is not None]
-        if not waiting:
-            return None
-        chosen = waiting[0][0] if self.error else next((other for other, wait in waiting if wait.ready()), None)
-        if chosen is None:
-            lines = "; ".join(f"rank {other} waits for {wait.what}" for other, wait in sorted(waiting, key=lambda w: w[0]))
-            self.error = CommError(f"virtual ranks are deadlocked: {lines}")
-            chosen = waiting[0][0]
-        if chosen != rank:
-            self.baton[chosen].release()
-        return chosen
 
 
 class VirtualComm:

@@ -1,0 +1,207 @@
+"""Rows that are hard for floating point, and input or settings that make no sense."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+from harness.matrices import DTYPES, SOLVERS, exact, mine, rows_of_all
+
+from mpiddl.decomposition import PCA, TruncatedSVD
+from mpiddl.errors import MismatchError, MpiddlError
+
+EVERYWHERE = pytest.mark.mpi(min_size=1)
+
+
+@EVERYWHERE
+def test_sparse_rows_that_make_no_sense(comm):
+    x = scipy.sparse.csr_array(np.eye(30))
+    with pytest.raises(ValueError, match="solver: got vr for sparse rows"):
+        PCA(2, solver="vr", comm=comm).fit(x)
+    x.data[7] = np.nan
+    with pytest.raises(ValueError, match="Input X contains NaN: row 7, column 7"):
+        PCA(2, comm=comm).fit(x)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("value", [0.0, 7.0, 0.1, 288.15])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_constant_rows_have_no_variance(comm, solver, value, dtype):
+    pca = PCA(2, solver=solver, random_state=0, comm=comm).fit(np.full((200, 90), value, dtype))
+    np.testing.assert_allclose(pca.explained_variance_, 0, atol=1e-20)
+    np.testing.assert_allclose(pca.components_ @ pca.components_.T, np.eye(2), atol=max(1e-8, np.finfo(dtype).eps))
+    np.testing.assert_array_equal(pca.explained_variance_ratio_, 0)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", ["auto", "gram", "subsample", "vr", "krylov"])
+@pytest.mark.parametrize("value", [1e20, 9.969e36, 1e90, 1e150])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_fill_values_among_the_rows(comm, solver, value):
+    x = rows_of_all(8000, 60)
+    x[np.random.default_rng(9).random(len(x)) < 0.004, 5] = value
+    pca = PCA(3, solver=solver, tol=1e-6, random_state=0, comm=comm, threads=1)
+    if value < 1e60:
+        pca.fit(mine(x, comm))
+        np.testing.assert_allclose(np.abs(pca.components_[0, 5]), 1, rtol=1e-6)
+    else:
+        with pytest.raises(ValueError, match="too large to be squared"):
+            pca.fit(mine(x, comm))
+
+
+@EVERYWHERE
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_units_whose_squares_no_float_holds(comm):
+    x = mine(rows_of_all(500, 40), comm)
+    small = PCA(3, random_state=0, comm=comm).fit(x * 1e-300)
+    np.testing.assert_allclose(small.components_ @ small.components_.T, np.eye(3), atol=1e-8)
+    with pytest.raises(ValueError, match="too large to be squared"):
+        PCA(3, random_state=0, comm=comm).fit(x * 1e290)
+    single = PCA(3, random_state=0, comm=comm).fit((x * 1e20).astype(np.float32))
+    assert np.isfinite(single.explained_variance_).all() and single.components_.dtype == np.float32
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", ["auto", *SOLVERS])
+@pytest.mark.parametrize(("dtype", "scale"), [("float32", 1e-30), ("float32", 1e17), ("float64", 1e-140), ("float64", 1e-21),
+                                              ("float64", 1e140)])  # fmt: skip
+def test_any_units(comm, solver, dtype, scale):
+    x = rows_of_all(500, 70)
+    own = (mine(x, comm) * scale).astype(dtype)
+    pca = PCA(3, solver=solver, tol=1e-10, random_state=0, comm=comm).fit(own)
+    values, vectors, _ = exact(x)
+    np.testing.assert_allclose(pca.singular_values_.astype(float) / scale, np.sqrt(values[:3] * 500), rtol=1e-4)
+    np.testing.assert_allclose(pca.components_, vectors[:3], atol=1e-3)
+    sparse = TruncatedSVD(3, solver="krylov", tol=1e-10, comm=comm).fit(scipy.sparse.csr_array(own))
+    np.testing.assert_allclose(sparse.singular_values_.astype(float) / scale, np.sqrt(exact(x, False)[0][:3] * 500), rtol=1e-4)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", ["auto", *SOLVERS])
+@pytest.mark.parametrize(("dtype", "mean"), [("float32", 1e4), ("float64", 1e9)])
+def test_rows_far_from_zero(comm, solver, dtype, mean):
+    x = (rows_of_all(2000, 80, mean=0) + mean).astype(dtype)
+    pca = PCA(3, solver=solver, random_state=0, comm=comm).fit(mine(x, comm))
+    values, vectors, _ = exact(x.astype(float) - mean)
+    np.testing.assert_allclose(pca.explained_variance_ * 1999 / 2000, values[:3], rtol=1e-5)
+    np.testing.assert_allclose(np.abs(np.sum(pca.components_ * vectors[:3], axis=1)), 1, rtol=1e-5)
+    np.testing.assert_allclose(pca.mean_, x.mean(axis=0, dtype=float), rtol=1e-6)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("setting", [{"tol": 1e-3}, {"solver": "krylov"}, {"n_components": 4}, {"sync_every": 3},
+                                     {"whiten": True}])  # fmt: skip
+def test_ranks_with_different_settings(comm, setting):
+    given = {"n_components": 3, "solver": "vr", **(setting if comm.rank else {})}
+    with pytest.raises(MismatchError, match=f"PCA: got .*{next(iter(setting))}|{next(iter(setting))}"):
+        PCA(comm=comm, **given).fit(rows_of_all(100, 20))
+
+
+@EVERYWHERE
+def test_a_seed_that_makes_no_sense(comm):
+    with pytest.raises(ValueError, match="cannot be used to seed"):
+        PCA(2, random_state="abc", comm=comm).fit(rows_of_all(100, 20))
+
+
+def test_weights_that_do_not_count_rows():
+    with pytest.raises(ValueError, match="weights whose sum is 1, wanted 2 or more"):
+        PCA(2).fit(rows_of_all(100, 20), sample_weight=np.full(100, 0.01))
+
+
+def test_streams_that_make_no_sense():
+    for pca, x, message in [
+        (PCA(0.5), np.eye(5), "partial_fit wants a number"),
+        (PCA(4), np.eye(5)[:2], "n_components=4 must be between 1 and"),
+        (PCA(2), scipy.sparse.csr_array(np.eye(5)), "got a sparse batch"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            pca.partial_fit(x)
+    with pytest.raises(ValueError, match="expecting 5 features"):
+        PCA(2).partial_fit(np.eye(5)).partial_fit(np.eye(4))
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_components": 31}, "n_components=31 must be between 1 and min"),
+        ({"n_components": 0}, "n_components=0 must be"),
+        ({"n_components": 1.5}, r"n_components=1\.5 must be"),
+        ({"n_components": True}, "n_components=True must be"),
+        ({"n_components": "mle"}, "n_components='mle' must be"),
+        ({"solver": "full"}, "solver: got 'full', wanted one of auto"),
+        ({"tol": -1.0}, "tol: got -1.0"),
+        ({"max_passes": 0}, "max_passes: got 0"),
+        ({"solver": "vr", "sync_delay": -1}, "sync_delay: got -1"),
+        ({"solver": "vr", "snapshot_fraction": 0}, "snapshot_fraction: got 0"),
+        ({"solver": "vr", "batch_size": 2.5}, "batch_size: got 2.5"),
+        ({"solver": "vr", "step_size": 0.0}, "step_size: got 0.0"),
+        ({"threads": -1}, "threads: got -1"),
+    ],
+)
+def test_settings_that_make_no_sense(comm, settings, message):
+    with pytest.raises(ValueError, match=message):
+        PCA(**{"n_components": 2, **settings}, comm=comm).fit(mine(rows_of_all(100, 30), comm))
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_found_where_it_is(comm, solver, bad):
+    x = rows_of_all(100, 20)
+    last = comm.size - 1
+    if comm.rank == last:
+        x[17, 3] = bad
+    word = "NaN" if np.isnan(bad) else "infinity"
+    with pytest.raises(ValueError, match=f"Input X contains {word}: row 17, column 3"):
+        PCA(2, solver=solver, comm=comm).fit(x)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.ones((5, 4), complex), "[Cc]omplex"),
+        (np.ones(5), "1D array"),
+        (np.array([["a"] * 4]), "string|convert"),
+        (np.ones((5, 0)), "0 feature"),
+    ],
+)
+def test_one_ranks_wrong_input_is_everybodys_error(comm, bad, message):
+    x = bad if comm.rank == comm.size - 1 else np.random.default_rng(0).random((50, 4))
+    with pytest.raises(ValueError, match=message):
+        PCA(2, comm=comm).fit(x)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("odd", "message"), [(np.ones((5, 3)), "columns"), (np.ones((5, 4), "float32"), "dtype")])
+def test_ranks_with_other_columns_or_dtypes(comm, odd, message):
+    with pytest.raises(MismatchError, match=message):
+        PCA(2, comm=comm).fit(odd if comm.rank else np.ones((5, 4)))
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.zeros(9), "no rows on any rank whose sample_weight is not zero"),
+        (-np.ones(9), "negative weights"),
+        (np.ones(8), "got shape"),
+        (np.full(9, np.nan), "NaN"),
+    ],
+)
+def test_weights_that_make_no_sense(comm, weights, message):
+    with pytest.raises(ValueError, match=message):
+        PCA(2, comm=comm).fit(np.random.default_rng(0).random((9, 4)), sample_weight=weights)
+
+
+def test_no_rows_at_all():
+    with pytest.raises(ValueError, match="minimum of 1 is required"):
+        PCA(2).fit(np.empty((0, 4)))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_no_rows_on_any_rank(comm):
+    with pytest.raises(MpiddlError, match="no rows on any rank"):
+        PCA(2, comm=comm).fit(np.empty((0, 4)))
