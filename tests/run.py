@@ -5,8 +5,9 @@
     python tests/run.py --mpi openmpi=/my/venv/bin/python      with an environment of your own
 
 A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
-those with the mpi mark. First of all a single process fills the cache of compiled kernels that all parts share.
-Two parts run at a time, where there are two cores: the long ones, of one rank, first.
+those with the mpi mark; as it is the longest by far, its files are dealt to eight parts, unless pytest is given arguments.
+First of all a single process fills the cache of compiled kernels that all parts share. Most tests are many small
+processes that wait a good deal: so as many parts run at a time as there are cores but one, and two on two cores.
 """
 
 from __future__ import annotations
@@ -26,21 +27,28 @@ from typing import Any
 
 from harness import jobs
 
-ROOT = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
 BUILD = ROOT / "build" / "tests"
 PYTHONS = {"openmpi": ROOT / ".venv" / "bin" / "python", "mpich": ROOT / ".venv-mpich" / "bin" / "python"}
 
 NOTHING_FAILED = ("exit code 0", "exit code 5")  # pytest's: all passed, nothing to run
 PASSED, FAILED, SKIPPED = ("passed", "xfailed"), ("failed", "error", "xpassed"), ("skipped",)
-COLUMNS = "{:<20} {:>7} {:>7} {:>8} {:>8}"
+COLUMNS = "{:<24} {:>7} {:>7} {:>8} {:>8}"
+DEALS = 8
+"""Parts of one rank."""
+
+Deal = tuple[int, int]
+"""Which one, from 1, of how many."""
 
 
 @dataclass
 class Part:
-    """One MPI library at one world size, and what came of it."""
+    """One MPI library at one world size, or some files of it, and what came of it."""
 
     mpi: str
     size: int
+    deal: Deal = (1, 1)
     passed: int = 0
     failures: list[str] = field(default_factory=list)
     skipped: int = 0
@@ -48,19 +56,27 @@ class Part:
 
     @property
     def name(self) -> str:
-        return f"{self.mpi}, {self.size} rank{'s' if self.size > 1 else ''}"
+        ranks = f"{self.mpi}, {self.size} rank{'s' if self.size > 1 else ''}"
+        return ranks if self.deal == (1, 1) else "{}, {} of {}".format(ranks, *self.deal)
+
+    @property
+    def tests(self) -> list[str]:
+        """The files, where they are not all there are."""
+        number, of = self.deal
+        return [] if of == 1 else [str(path) for path in sorted(TESTS.glob("test_*.py"))[number - 1 :: of]]
 
     def file(self, suffix: str) -> Path:
-        return BUILD / f"{self.mpi}-{self.size}.{suffix}"
+        return BUILD / f"{self.mpi}-{self.size}-{self.deal[0]}.{suffix}"
 
 
 def main() -> int:
     since = time.monotonic()
     options = _options()
     BUILD.mkdir(parents=True, exist_ok=True)
-    parts = [Part(mpi, size) for size in options.sizes for mpi in options.mpi]
+    parts = [Part(mpi, size, deal) for size in options.sizes for deal in _deals(size, options) for mpi in options.mpi]
     warm(next(iter(options.mpi.values())))
-    workers = min(2, len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    workers = min(cores, max(2, cores - 1))
     waiting = iter(sorted(parts, key=lambda part: (part.size > 1, -part.size)))
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(lambda worker: run(waiting, options, live=worker == 0), range(workers)))
@@ -68,6 +84,11 @@ def main() -> int:
     (BUILD / "summary.txt").write_text(summary)
     print(summary, end="", flush=True)
     return int(any(part.failures for part in parts))
+
+
+def _deals(size: int, options: argparse.Namespace) -> list[Deal]:
+    of = DEALS if size == 1 and not options.pytest else 1
+    return [(number, of) for number in range(1, of + 1)]
 
 
 def warm(python: Path) -> None:
@@ -103,7 +124,7 @@ def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
     if part.size > 1:
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # the ranks already fill the cores
         command = jobs.mpi_command(part.size, command, env)
-    return jobs.started([*command, *options.pytest], env, cwd=ROOT, stdout=output, stderr=output)
+    return jobs.started([*command, *part.tests, *options.pytest], env, cwd=ROOT, stdout=output, stderr=output)
 
 
 def _environment(python: Path) -> dict[str, str]:
