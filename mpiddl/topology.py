@@ -101,7 +101,8 @@ def neighbours(comm: Any) -> Neighbours:
 
     Communication
     -------------
-    Collective over ``comm`` at the first call: an all-gather of one integer and four splits. None afterwards.
+    Collective over ``comm`` at the first call: a barrier, four splits, a broadcast inside nodes and an all-gather of
+    one integer. None afterwards.
     """
     if comm.freed:
         raise CommError("comm: got a communicator that was freed, wanted one in use")

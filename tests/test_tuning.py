@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from mpiddl.bench import communicator as bench
 from mpiddl.errors import DataError, UsageError
 from mpiddl.topology import Topology
 from mpiddl.transport import virtual
-from mpiddl.tuning import Chooser, Entry, Place, Table, add_to_table, chooser, read_table, write_table
+from mpiddl.tuning import Chooser, Entry, Place, Table, add_to_table, check_table, chooser, read_table, write_table
 from mpiddl.tuning import choice as choices
 from mpiddl.tuning.choice import between
 from mpiddl.tuning.fit import fit
 from mpiddl.tuning.place import cluster_name, processor_name, table_path
 from mpiddl.tuning.rule import CANDIDATES, candidates
-from mpiddl.tuning.table import node_map, text_of
+from mpiddl.tuning.table import LARGEST_FILE, node_map, text_of
 
 HERE = Place("nodes", 'a "fast" one', "Open MPI v5.0.11", "2+2")
 TWO_NODES = Topology([0, 0, 2, 2])
@@ -124,6 +125,14 @@ def test_bytes_and_folders_are_no_tables(tmp_path):
         read_table(tmp_path)
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_what_is_too_long_is_not_read_in_part(tmp_path, odd):
+    path = tmp_path / "tune.toml"
+    path.write_text(GOOD + "#" * (1 + odd) + (LARGEST_FILE // 2) * "\u00e9", "utf-8")  # so few characters, but bytes count
+    with pytest.raises(DataError, match="more than 4 MiB"):
+        read_table(path)
+
+
 def test_the_choice_changes_where_the_measured_lines_cross():
     choice = Chooser(TWO_NODES, HERE, Table((entry(),)), "measured, here")
     names = [choice.algorithm("allreduce", size) for size in (0, 1000, 4000, 8000, 10_000, 30_000, 100_000, 10**9)]
@@ -210,6 +219,28 @@ def test_tune_measures_writes_and_shows(mpirun, tmp_path):
 def test_tune_refuses(command, tmp_path, args, words):
     done = command("mpiddl", "tune", "--out", tmp_path / "t", *args)
     assert done.returncode == 2 and words in done.stderr
+
+
+def test_what_could_not_be_written_later_is_said_before_and_nothing_is_written(tmp_path):
+    path = tmp_path / "new" / "tune.toml"
+    check_table(path)
+    assert list(path.parent.iterdir()) == []
+    path.write_text("my notes")
+    with pytest.raises(DataError, match="not TOML"):
+        check_table(path)
+    for nowhere in (Path("/proc/new/tune.toml"), Path("/proc/tune.toml"), tmp_path / ("x" * 300), path / "tune.toml"):
+        with pytest.raises(UsageError, match="cannot be written"):
+            check_table(nowhere)
+
+
+def test_tune_that_is_ended_leaves_no_table(tmp_path, monkeypatch):
+    def ended(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "_entry", ended)
+    with pytest.raises(KeyboardInterrupt):
+        bench.tune({}, tmp_path / "tune.toml", ["barrier"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tune_does_not_replace_what_is_no_table(command, tmp_path):

@@ -20,7 +20,7 @@ from mpiddl.errors import MpiddlError
 from mpiddl.topology import neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connect, failing_together
-from mpiddl.tuning import Entry, Table, add_to_table, chooser
+from mpiddl.tuning import Entry, Table, add_to_table, check_table, chooser
 from mpiddl.tuning.place import place_of
 from mpiddl.tuning.rule import LIBRARY, candidates
 
@@ -84,7 +84,7 @@ def tune(env: Any, path: Path, calls: Sequence[str], sizes: Sequence[int] = TUNE
         check_memory(link, max(sizes))
         with agreed(link):
             if link.rank == 0:
-                add_to_table(path, ())  # whether it can be read and written
+                check_table(path)
         topology = neighbours(link).topology
         place = link.bcast(place_of(link, topology) if link.rank == 0 else None)
         entries = []

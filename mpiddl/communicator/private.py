@@ -97,13 +97,12 @@ def private_of(comm: Any, table: Path | None) -> Private:
     found = comm.Get_attr(keyval())
     if found is None:
         link = MpiComm(MPI.Intracomm(comm).Dup(), ends_jobs=False)
-        path = table or table_path(os.environ)
-        found = Private(link, chooser(link, path))
+        asked_for = table is not None or bool(os.environ.get("MPIDDL_TUNE"))
+        found = Private(link, chooser(link, table or table_path(os.environ), asked_for))
         found.threads = all(link.allgather(MPI.Query_thread() == MPI.THREAD_MULTIPLE))
         comm.Set_attr(keyval(), found)
-        asked_for = table is not None or "MPIDDL_TUNE" in os.environ
-        if found.choice.unused or found.choice.missing:
+        if found.choice.unused:
             with agreed(link):  # warnings may be errors
-                if link.rank == 0 and (found.choice.unused or asked_for):
+                if link.rank == 0:
                     warnings.warn(f"mpiddl: {found.choice.source}", stacklevel=4)
     return found

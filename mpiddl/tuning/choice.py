@@ -42,14 +42,13 @@ class Chooser:
     place : Place
     source : str
         Where the figures come from: a file, or "the built-in rule", and why not a file.
-    unused, missing : bool
-        There is a file of which no use is made; there is none.
+    unused : bool
+        There is a file of which no use is made, or there is none where one was asked for.
     """
 
-    def __init__(self, topology: Topology, place: Place, table: Table, source: str, *, unused: bool = False,
-                 missing: bool = False):
+    def __init__(self, topology: Topology, place: Place, table: Table, source: str, *, unused: bool = False):
         self.topology, self.place, self.source = topology, place, source
-        self.unused, self.missing = unused, missing
+        self.unused = unused
         self._entries = {call: table.find(place, call) for call in rule.CANDIDATES}
         self._steps = {call: self._find_steps(call) for call in rule.CANDIDATES}
         self._begins = {call: [begin for begin, _ in steps] for call, steps in self._steps.items()}
@@ -87,19 +86,20 @@ class Chooser:
         return merged(tuple(_crossings(entry)))
 
 
-def chooser(comm: Any, path: Path | None) -> Chooser:
+def chooser(comm: Any, path: Path | None, asked_for: bool = False) -> Chooser:
     """Who chooses for ``comm``, from the table in ``path`` if there is one that fits.
 
-    A table that is damaged, or of another place, is not used; `Chooser.source` says so.
+    A table that is damaged, or of another place, is not used; `Chooser.source` says so. ``asked_for``: one ought to be there;
+    what rank 0 says counts.
 
     Communication
     -------------
-    Collective: a broadcast, at the first time on ``comm`` its neighbours.
+    Collective: two broadcasts, at the first time on ``comm`` its neighbours.
     """
     topology = neighbours(comm).topology
     place = comm.bcast(place_of(comm, topology) if comm.rank == 0 else None)
-    table, source, there = comm.bcast(_read(path, place) if comm.rank == 0 else None)
-    return Chooser(topology, place, table, source, unused=there and not table.entries, missing=not there)
+    table, source, unused = comm.bcast(_read(path, place, asked_for) if comm.rank == 0 else None)
+    return Chooser(topology, place, table, source, unused=unused)
 
 
 def between(entry: Entry, name: str, nbytes: int) -> float:
@@ -140,11 +140,12 @@ def _crossings(entry: Entry) -> list[tuple[int, str]]:
     return found
 
 
-def _read(path: Path | None, place: Place) -> tuple[Table, str, bool]:
-    """The table if it is of this place, where figures come from, and whether there is a file. On one rank."""
+def _read(path: Path | None, place: Place, asked_for: bool) -> tuple[Table, str, bool]:
+    """The table if it is of this place, where figures come from, and whether a table is left unused. On one rank."""
     try:
         if path is None or not path.exists():
-            return Table(), "the built-in rule" + (f" (there is no table {path}: mpiddl tune makes one)" if path else ""), False
+            why = f" (there is no table {path}: mpiddl tune makes one)" if path else ""
+            return Table(), f"the built-in rule{why}", asked_for
         table = read_table(path)
     except MpiddlError as error:
         return Table(), f"the built-in rule ({error})", True
@@ -153,7 +154,7 @@ def _read(path: Path | None, place: Place) -> tuple[Table, str, bool]:
     except Exception as error:  # whatever it is, the other ranks wait for an answer
         return Table(), f"the built-in rule (table {path}: {type(error).__name__})", True
     if any(entry.place == place for entry in table.entries):
-        return table, f"measured, {path}", True
+        return table, f"measured, {path}", False
     nearest = table.nearest(place)
     of = f"has {place.differs(nearest)}" if nearest else "is empty"
     return Table(), f"the built-in rule (table {path} {of}: mpiddl tune adds this place)", True

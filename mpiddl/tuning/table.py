@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 from mpiddl.disk import writing
@@ -126,15 +127,15 @@ def read_table(path: Path) -> Table:
         if path.exists() and not path.is_file():
             raise UsageError(f"table {path}: no regular file; wanted one that mpiddl tune has written")
         with path.open("rb") as file:
-            text = file.read(LARGEST_FILE + 1).decode()
+            raw = file.read(LARGEST_FILE + 1)
     except OSError as error:
         raise UsageError(f"table {path}: {error.strerror}; wanted a file that mpiddl tune has written") from None
-    except UnicodeDecodeError:
-        raise DataError(f"table {path}: not text; wanted a file that mpiddl tune has written") from None
-    if len(text) > LARGEST_FILE:
+    if len(raw) > LARGEST_FILE:
         raise DataError(f"table {path}: more than {LARGEST_FILE >> 20} MiB; wanted a file that mpiddl tune has written")
     try:
-        content = tomllib.loads(text)
+        content = tomllib.loads(raw.decode())
+    except UnicodeDecodeError:
+        raise DataError(f"table {path}: not text; wanted a file that mpiddl tune has written") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"table {path}: not TOML ({error})") from None
     if content.get("version") != VERSION:
@@ -144,6 +145,17 @@ def read_table(path: Path) -> Table:
     if not isinstance(entries, list):
         raise DataError(f"table {path}: measured: got {type(entries).__name__}, wanted [[measured]] tables")
     return Table(tuple(_entry(f"table {path}: measured {number}", entry) for number, entry in enumerate(entries, 1)))
+
+
+def check_table(path: Path) -> None:
+    """Raise what `add_to_table` would, when all is measured. Makes the folder, but leaves the file as it is."""
+    path = Path(os.path.realpath(path))
+    with writing(path, UsageError):
+        there = path.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=path.parent).close()  # which replaces the file when it is written
+    if there:
+        read_table(path)
 
 
 def write_table(path: Path, table: Table) -> None:
