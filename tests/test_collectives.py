@@ -10,10 +10,10 @@ import pytest
 from mpiddl.collectives import allreduce, allreduce_ring, calls
 from mpiddl.collectives import allreduce_doubling as doubling
 from mpiddl.collectives.allreduce_two_step import allreduce_two_step, staged
-from mpiddl.collectives.base import COMBINE, DTYPES
+from mpiddl.collectives.base import COMBINE
 from mpiddl.collectives.wire import wire
 from mpiddl.transport import virtual
-from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM
+from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, REDUCED, SUM
 
 EVERYWHERE = pytest.mark.mpi(min_size=1)
 ALGORITHMS = ["auto", *calls.ALLREDUCE]
@@ -106,7 +106,7 @@ def test_every_length_on_every_layout(layout, algorithm):
 @pytest.mark.parametrize("layout", ["3", "2+3"])
 def test_every_dtype(layout, algorithm):
     nodes = LAYOUTS[layout]
-    virtual.run(len(nodes), lambda comm: check_calls(comm, algorithm, DTYPES, [comm.size + 1]), nodes)
+    virtual.run(len(nodes), lambda comm: check_calls(comm, algorithm, REDUCED, [comm.size + 1]), nodes)
 
 
 @EVERYWHERE
@@ -120,7 +120,7 @@ def test_real_ranks(link, layout, algorithm):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("layout", ["one", "uneven"])
 def test_real_ranks_every_dtype(link, layout, algorithm):
-    check_calls(placed(link, layout), algorithm, DTYPES if layout == "one" else "dF", [link.size + 1])
+    check_calls(placed(link, layout), algorithm, REDUCED if layout == "one" else "dF", [link.size + 1])
 
 
 @EVERYWHERE

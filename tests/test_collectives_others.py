@@ -10,10 +10,10 @@ from test_collectives import EVERYWHERE, LAYOUTS, REAL, fold, given, lengths, op
 
 from mpiddl.collectives import allgather, barrier, broadcast, calls, reduce, reduce_scatter, ring
 from mpiddl.collectives.allgather_ring import allgather_ring
-from mpiddl.collectives.base import DTYPES, block_bounds
+from mpiddl.collectives.base import block_bounds
 from mpiddl.collectives.wire import wire
 from mpiddl.transport import virtual
-from mpiddl.transport.base import IN_PLACE, MAX, SUM
+from mpiddl.transport.base import IN_PLACE, MAX, REDUCED, SUM
 
 ON = ["1", "2", "2+1", "2+2 in turn", "1+4 mixed", "3+3 in turn", "4+4+4"]
 
@@ -81,7 +81,7 @@ def test_virtual_ranks(layout, check):
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_every_dtype(check):
-    virtual.run(3, lambda comm: CHECKS[check](comm, DTYPES, [5]))
+    virtual.run(3, lambda comm: CHECKS[check](comm, REDUCED, [5]))
 
 
 @EVERYWHERE
@@ -94,7 +94,7 @@ def test_real_ranks(link, layout, check):
 @EVERYWHERE
 @pytest.mark.parametrize("check", CHECKS)
 def test_real_ranks_every_dtype(link, check):
-    CHECKS[check](link, DTYPES[::3], [link.size + 1])
+    CHECKS[check](link, REDUCED[::3], [link.size + 1])
 
 
 ALGORITHMS = {

@@ -8,12 +8,12 @@ from test_collectives import EVERYWHERE, LAYOUTS, REAL, given, placed, rough
 
 from mpiddl.collectives import TreeSum, allreduce
 from mpiddl.collectives.allreduce_tree import add_up, allreduce_tree, branches, exchange, kept_plan, levels
-from mpiddl.collectives.base import COMBINE, DTYPES
+from mpiddl.collectives.base import COMBINE
 from mpiddl.collectives.wire import wire
 from mpiddl.errors import CommError, MismatchError, UsageError
 from mpiddl.topology import Topology
 from mpiddl.transport import virtual
-from mpiddl.transport.base import IN_PLACE, SUM
+from mpiddl.transport.base import IN_PLACE, REDUCED, SUM
 
 LONG = 120_001
 SEGMENTED = 3 * 4 * 33_000
@@ -81,7 +81,7 @@ def test_the_serial_tree_on_any_nodes(layout):
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_serial_tree_of_every_dtype(size, apart):
     nodes = list(range(size)) if apart else None
-    virtual.run(size, lambda comm: [check(comm, dtype, [1, size + 1, 100], plans=False) for dtype in DTYPES], nodes)
+    virtual.run(size, lambda comm: [check(comm, dtype, [1, size + 1, 100], plans=False) for dtype in REDUCED], nodes)
 
 
 @EVERYWHERE

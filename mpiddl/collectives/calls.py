@@ -163,7 +163,7 @@ def allreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, alg
     >>> virtual.run(3, program)
     [[3.0, 3.0, 3.0], [3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]
     """
-    iallreduce(comm, sendbuf, recvbuf, op, algorithm=algorithm, checked=checked, blocking=True).Wait()
+    iallreduce(comm, sendbuf, recvbuf, op, algorithm=algorithm, checked=checked, blocking=True)
 
 
 def ireduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op = SUM, *, checked: bool = False,
@@ -190,7 +190,7 @@ def reduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op =
     -------------
     Collective: (P-1)/P V sent by each rank, V being all of ``sendbuf``.
     """
-    ireduce_scatter(comm, sendbuf, recvbuf, op, checked=checked, blocking=True).Wait()
+    ireduce_scatter(comm, sendbuf, recvbuf, op, checked=checked, blocking=True)
 
 
 def iallgather(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: bool = False,
@@ -215,7 +215,7 @@ def allgather(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: b
     -------------
     Collective: (P-1)/P V sent by each rank, V being all of ``recvbuf``.
     """
-    iallgather(comm, sendbuf, recvbuf, checked=checked, blocking=True).Wait()
+    iallgather(comm, sendbuf, recvbuf, checked=checked, blocking=True)
 
 
 def ibroadcast(comm: Any, buf: np.ndarray, root: int = 0, *, algorithm: str = "auto", checked: bool = False,
@@ -244,7 +244,7 @@ def broadcast(comm: Any, buf: np.ndarray, root: int = 0, *, algorithm: str = "au
     -------------
     Collective: chain V a rank, the last none; scatter (P-1)/P V a rank, the root twice that; binomial (P-1)/P V on average.
     """
-    ibroadcast(comm, buf, root, algorithm=algorithm, checked=checked, blocking=True).Wait()
+    ibroadcast(comm, buf, root, algorithm=algorithm, checked=checked, blocking=True)
 
 
 def ireduce(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op = SUM, root: int = 0, *,
@@ -278,7 +278,7 @@ def reduce(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op = 
     -------------
     Collective: scatter V a rank at most; binomial V a rank, in ceil(log2 P) rounds.
     """
-    ireduce(comm, sendbuf, recvbuf, op, root, algorithm=algorithm, checked=checked, blocking=True).Wait()
+    ireduce(comm, sendbuf, recvbuf, op, root, algorithm=algorithm, checked=checked, blocking=True)
 
 
 def ibarrier(comm: Any, *, blocking: bool = False) -> Started:
@@ -290,7 +290,7 @@ def ibarrier(comm: Any, *, blocking: bool = False) -> Started:
 
 def barrier(comm: Any) -> None:
     """Returns when all ranks have called it: ceil(log2 P) empty messages a rank."""
-    ibarrier(comm, blocking=True).Wait()
+    ibarrier(comm, blocking=True)
 
 
 def _choose(known: dict[str, Any], algorithm: str, auto: str) -> str:

@@ -37,6 +37,10 @@ class _Making(Faster):
         made, request = MPI.Comm.Idup(self, info)
         return self._marked(made), request
 
+    def Idup_with_info(self, info: Any) -> Any:
+        made, request = MPI.Comm.Idup_with_info(self, info)
+        return self._marked(made), request
+
     def Create_group(self, group: Any, tag: int = 0) -> Any:
         return self._like(MPI.Intracomm.Create_group(self, group, tag))
 
@@ -88,7 +92,8 @@ class Communicator(_Making, MPI.Intracomm):
 
     Communication
     -------------
-    Making one is collective over ``comm``: a duplication, two broadcasts, two all-gathers and four splits.
+    Making one is collective over ``comm``: a duplication, a barrier, four splits, three broadcasts and two all-gathers; one
+    all-gather more where a table that is there, or was asked for, is not used. None of it on one rank.
     """
 
     def __new__(cls, comm: Any = None, table: str | Path | None = None) -> Communicator:

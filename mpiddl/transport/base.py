@@ -36,6 +36,9 @@ class Special(Enum):
 SUM, MIN, MAX, PROD = Op
 IN_PLACE, ANY_SOURCE, ANY_TAG = Special
 
+REDUCED = "bhilqBHILQfdgFDG"
+"""Type characters of numpy for which MPI has a type with arithmetic: integers, floats and complex numbers."""
+
 PATIENCE = 2000
 """Looks at a flag before the MPI library is given a chance to move messages: about a millisecond."""
 
@@ -87,7 +90,7 @@ class Meter:
 
 
 class Request(Protocol):
-    """A started operation."""
+    """A started operation. One that has a ``failure`` is lost; else it can be asked again, whatever it has raised."""
 
     def Wait(self) -> None: ...
 
@@ -116,7 +119,7 @@ class Comm(Protocol):
     ``test_some`` asks the library for several requests at once,
     ``started`` is what this rank has under way, on whatever communicator: who waits for one thing must move the others on.
     ``broken``: an exception ended a collective in the middle; ``held`` is one that came before the steps of a collective, which
-    raises it when it is over.
+    raises it when it is over. Who has called ``kept`` and begins none calls `raise_held`.
     """
 
     rank: int
@@ -174,6 +177,13 @@ class Comm(Protocol):
     def Free(self) -> None: ...
 
     def fail(self, error: BaseException) -> None: ...
+
+
+def raise_held(comm: Any) -> None:
+    """Raise what ``comm`` has held back, once; nobody waits for this rank now."""
+    error, comm.held = comm.held, None
+    if error is not None:
+        raise error
 
 
 BYTES_BASIS = "own messages; library collectives by formula, allreduce 2(P-1)/P V, broadcast (P-1)/P V a rank"

@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpiddl.transport.base import REDUCED
 from mpiddl.transport.start import load_mpi
 
-REDUCED = "bhilqBHILQfdgFDG"
-"""Type characters that numpy and MPI both reduce."""
+_mpi = cache(load_mpi)
 
-_KINDS = ("CHAR", "SHORT", "INT", "LONG", "LONG_LONG", "LONG_LONG_INT", "", "INT8_T", "INT16_T", "INT32_T", "INT64_T")
-_FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE", "C_FLOAT_COMPLEX", "C_COMPLEX", "C_DOUBLE_COMPLEX", "C_LONG_DOUBLE_COMPLEX")
-NUMBERS = frozenset({*_FLOATS, *_KINDS, "SIGNED_CHAR", "UNSIGNED", *(f"UNSIGNED_{kind}" for kind in _KINDS),
-                     *(f"U{kind}" for kind in _KINDS)} - {"CHAR", ""})  # fmt: skip
+NUMBERS = frozenset([
+    "SIGNED_CHAR", "SHORT", "INT", "LONG", "LONG_LONG", "LONG_LONG_INT", "INT8_T", "INT16_T", "INT32_T", "INT64_T",
+    "UNSIGNED_CHAR", "UNSIGNED_SHORT", "UNSIGNED", "UNSIGNED_LONG", "UNSIGNED_LONG_LONG", "UINT8_T", "UINT16_T", "UINT32_T",
+    "UINT64_T", "FLOAT", "DOUBLE", "LONG_DOUBLE", "C_COMPLEX", "C_FLOAT_COMPLEX", "C_DOUBLE_COMPLEX", "C_LONG_DOUBLE_COMPLEX",
+])  # fmt: skip
 """MPI's names of types that are reduced; not bytes, letters and truth values, though these have numbers' sizes."""
 
 
@@ -50,7 +51,7 @@ def largest(spec: Any) -> float:
         return spec.nbytes
     if isinstance(spec, (list, tuple)) and spec:
         kind = spec[-1]
-        if isinstance(kind, load_mpi().Datatype) and not kind.is_predefined:
+        if isinstance(kind, _mpi().Datatype) and not kind.is_predefined:
             return np.inf  # what it picks out may be more than there is: the same elements again and again
         return largest(spec[0]) or np.inf  # MPI.BOTTOM, which has no bytes of its own
     try:
@@ -102,7 +103,7 @@ def payload(spec: Any, blocks: int = 1) -> Memory | None:
     kind = parts.kind if not isinstance(parts.kind, str) else _named(parts.kind)
     if array is not None and kind is None and parts.kind is None and _simple(array.dtype):
         size = array.itemsize
-    elif array is not None and kind is not None and kind.is_predefined and kind != load_mpi().DATATYPE_NULL:
+    elif array is not None and kind is not None and kind.is_predefined and kind != _mpi().DATATYPE_NULL:
         size = kind.Get_size()
         if kind.Get_extent() != (0, size):
             return _packed(parts, blocks)
@@ -118,7 +119,7 @@ def payload(spec: Any, blocks: int = 1) -> Memory | None:
 
 def _packed(parts: Parts, blocks: int) -> Memory | None:
     """A copy of what the message picks out: sent to oneself, for nobody knows better than the library what that is."""
-    mpi = load_mpi()
+    mpi = _mpi()
     number = None if parts.number is None else parts.number * blocks
     whole = parts.buffer if number is None and parts.kind is None else [parts.buffer, (number, parts.displ), parts.kind]
     if number is None and parts.kind is not None:
@@ -162,8 +163,8 @@ def _to_oneself() -> Any:
 
 @cache
 def _own_self() -> Any:
-    made = load_mpi().Intracomm(load_mpi().COMM_SELF).Dup()
-    made.Set_errhandler(load_mpi().ERRORS_RETURN)  # exceptions, whatever a program does with COMM_SELF's
+    made = _mpi().Intracomm(_mpi().COMM_SELF).Dup()
+    made.Set_errhandler(_mpi().ERRORS_RETURN)  # exceptions, whatever a program does with COMM_SELF's
     return made
 
 
@@ -196,7 +197,7 @@ def _parts(spec: Any) -> Parts | None:
 
 
 def _is_type(thing: Any) -> bool:
-    return isinstance(thing, (str, load_mpi().Datatype))
+    return isinstance(thing, (str, _mpi().Datatype))
 
 
 def _array(buffer: Any) -> np.ndarray | None:
@@ -233,4 +234,4 @@ def _number(kind: Any) -> np.dtype | None:
 
 def _named(name: str) -> Any:
     """The datatype that mpi4py calls so, or None."""
-    return getattr(load_mpi(), "_typedict", {}).get(name)
+    return getattr(_mpi(), "_typedict", {}).get(name)
