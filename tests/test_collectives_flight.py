@@ -13,12 +13,13 @@ from test_collectives import ALGORITHMS, EVERYWHERE, LAYOUTS, REAL, fold, given,
 from mpiddl import collectives
 from mpiddl.collectives import TwoStep, allreduce, calls, iallreduce, ibarrier, ibroadcast, ireduce, ireduce_scatter, progress
 from mpiddl.collectives.allreduce_ring import allreduce_ring
-from mpiddl.collectives.base import Started, block_bounds, run
+from mpiddl.collectives.base import Started, block_bounds, go_on, run
 from mpiddl.collectives.reduce_scatter_ring import reduce_scatter_ring
 from mpiddl.collectives.wire import wire
 from mpiddl.errors import CommError
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, MAX, SUM
+from mpiddl.transport.start import load_mpi
 from mpiddl.transport.virtual import VirtualComm, VirtualRequest
 
 SPREAD = ["2", "3", "2+1", "2+2 in turn", "2+3", "1+1+1+1+1+1"]
@@ -277,6 +278,58 @@ def test_a_first_call_on_another_communicator_while_one_is_under_way(link):
     request.Wait()
     assert (total == link.size).all()
     assert (data == link.size).all()
+
+
+class Looked:
+    """A request that is there at the fourth look; at the second a signal's handler raises, if it ``rings``."""
+
+    def __init__(self, rings=False):
+        self.rings, self.looks = rings, 0
+
+    def Test(self):
+        self.looks += 1
+        if self.rings and self.looks == 2:
+            raise Odd
+        return self.looks > 3
+
+    def Wait(self):
+        while not self.Test():
+            pass
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("waits", ["for another one", "for the library", "in turns"])
+def test_a_signal_that_comes_while_another_is_moved_on_is_told_by_who_waits(link, waits):
+    beside = Started(link, (), iter([Looked(rings=True)]))
+    request = Started(link, (), iter([Looked()])) if waits != "for the library" else Looked()
+    with pytest.raises(Odd):
+        if waits == "for another one":
+            request.Wait()
+        elif waits == "for the library":
+            link.wait(request)
+        else:
+            while not request.Test():
+                pass
+    assert waits != "for another one" or request.over
+    beside.Wait()
+    request.Wait()
+    assert not link.broken
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("way", ["Wait", "go on"])
+def test_what_the_library_has_ended_is_not_asked_again(link, way):
+    comm, MPI = link.Dup(), load_mpi()
+    request = Started(comm, (), iter([comm.Irecv(np.zeros(4), (comm.rank - 1) % comm.size, 3)]))
+    sent = comm.Isend(np.ones(8), (comm.rank + 1) % comm.size, 3)
+    while way == "go on" and not request.over:
+        go_on(comm, [request])
+    for _ in range(2):
+        with pytest.raises(MPI.Exception) as found:
+            request.Wait()
+        assert found.value.Get_error_class() in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS)
+    assert comm.broken
+    sent.Wait()
 
 
 class Odd(ZeroDivisionError):

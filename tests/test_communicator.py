@@ -6,10 +6,12 @@ import copy
 import pickle
 import re
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from mpiddl.collectives import calls
 from mpiddl.errors import CommError
 from mpiddl.transport.start import load_mpi
 
@@ -47,10 +49,7 @@ def test_operations_that_are_not_ours_are_the_librarys(comm, forced, op):
 
 def test_free_lets_requests_come_to_their_end(comm, forced):
     MPI = load_mpi()
-    forced("ring")
-    from mpiddl.communicator import Communicator
-
-    ours = Communicator(comm.Dup())
+    ours = forced("ring")
     source, total = np.full(300_000, comm.rank + 1.0), np.zeros(300_000)
     request = ours.Iallreduce(source, total)
     ours.Free()
@@ -84,18 +83,20 @@ def test_copies_and_duplicates(comm, forced, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ours = Communicator(handle, table=tmp_path / "none.toml")
-    for made in (ours.Dup(), ours.Split(), ours.Clone()):
-        assert made._table == tmp_path / "none.toml"
+    later, informed = ours.Idup(), ours.Idup_with_info(MPI.INFO_ENV)
+    MPI.Request.Waitall([later[1], informed[1]])
+    for made in (ours.Dup(), ours.Split(), ours.Clone(), ours.Dup_with_info(MPI.INFO_ENV), later[0], informed[0]):
+        assert type(made) is Communicator and made._table == tmp_path / "none.toml"
         made.Free()
     ours.Free()
 
 
-@pytest.mark.parametrize("nothing", ["None", "COMM_NULL", "3"])
-def test_what_is_no_communicator(comm, nothing):
+@pytest.mark.parametrize(("nothing", "error"), [("None", TypeError), ("COMM_NULL", CommError), ("3", TypeError)])
+def test_what_is_no_communicator(comm, nothing, error):
     from mpiddl.communicator import Communicator
 
     given = {"None": None, "COMM_NULL": load_mpi().COMM_NULL, "3": 3}[nothing]
-    with pytest.raises((TypeError, CommError)):
+    with pytest.raises(error, match="comm"):
         Communicator(given)
 
 
@@ -159,6 +160,82 @@ def test_requests_mix_with_the_librarys(comm, forced, way):
             getattr(request, way)()
     assert (total == comm.size * (comm.size + 1) / 2).all() and not cast.any() and here[0] == 7
     assert all(request == MPI.REQUEST_NULL for request in requests)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("way", ["Wait", "Test", "Waitall", "Waitany"])
+def test_an_error_when_all_is_there_is_told_and_the_request_is_null(comm, forced, way):
+    MPI = load_mpi()
+    ours, frozen = forced(), bytes(64)
+    kind = MPI.DOUBLE.Create_vector(4, 1, 2).Commit()
+    if comm.rank == 0:
+        ours.Ibcast(np.ones(4)).Wait()
+    else:
+        request = ours.Ibcast([frozen, 1, kind])
+        with pytest.raises(BufferError if way in ("Wait", "Test") else MPI.Exception):
+            while not (getattr(MPI.Request, way)([request]) if way.startswith("Waita") else getattr(request, way)()):
+                pass
+        assert request == MPI.REQUEST_NULL and frozen == bytes(64)
+    kind.Free()
+
+
+class Late:
+    """A request that is there once ``closing`` holds something, after these exceptions of a signal's handler."""
+
+    def __init__(self, closing, *errors):
+        self.closing, self.errors = closing, list(errors)
+
+    def Test(self):
+        if self.closing and self.errors:
+            raise self.errors.pop()
+        return bool(self.closing)
+
+    def Wait(self):
+        while not self.Test():
+            pass
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("what", ["a failure", "a signal", "both"])
+def test_whatever_is_raised_all_is_freed(comm, forced, monkeypatch, what):
+    def steps(fails, *errors):
+        yield Late(closing, *errors)
+        if fails:
+            raise ZeroDivisionError
+
+    ours, x = forced("ring"), np.ones(100)
+    given = {"a failure": [(True,)], "a signal": [(False, KeyboardInterrupt()), (False,)],
+             "both": [(False, KeyboardInterrupt()), (True,)]}[what]  # fmt: skip
+    requests, closing, link, freed = [], [], ours._private.link, []
+    ours._private._progress = SimpleNamespace(wake=lambda: None, Free=lambda: freed.append("thread"))
+    for args in given:
+        monkeypatch.setitem(calls.ALLREDUCE, "ring", lambda *_, args=args: ((), steps(*args), None))
+        requests.append(ours.Iallreduce(x, x.copy()))
+    closing.append(True)
+    if what == "a failure":
+        ours.Free()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            ours.Free()
+    assert ours == load_mpi().COMM_NULL and link.freed and not link.started and freed == ["thread"]
+    for request, (fails, *_) in zip(requests, given, strict=True):
+        if fails:
+            with pytest.raises(ZeroDivisionError):
+                request.Wait()
+        else:
+            request.Wait()
+        assert request == load_mpi().REQUEST_NULL
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+def test_a_root_may_reduce_into_what_it_sends(comm, forced, shift):
+    ours, room = forced(), np.arange(103.0) + comm.rank
+    wanted = comm.size * np.arange(100.0) + comm.size * (comm.size - 1) / 2
+    if comm.rank == 0 and comm.size > 1:
+        ours.Reduce(room[:100], room[shift : shift + 100])
+        assert (room[shift : shift + 100] == wanted).all()
+    elif comm.rank:
+        ours.Reduce(room[:100], None)
 
 
 def test_what_comes_from_one_is_one(comm, forced):
@@ -307,6 +384,17 @@ def test_what_a_program_has_bound_stays(comm):
     ours.Free()
     assert seen == ["late"] and ours.Barrier == late.Bcast == seen.append
     assert not {"Barrier", "Allreduce"} & set(vars(late)) and "Allreduce" not in vars(ours)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_empty_name_asks_for_no_table(comm, tmp_path, monkeypatch):
+    from mpiddl.communicator import Communicator
+
+    monkeypatch.setenv("MPIDDL_TUNE", "")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Communicator(comm.Dup()).Free()
 
 
 @pytest.mark.mpi(min_size=2)

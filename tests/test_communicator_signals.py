@@ -9,8 +9,10 @@ from threading import Timer, get_ident
 import numpy as np
 import pytest
 
-from mpiddl.collectives import calls
+from mpiddl.collectives import TwoStep, calls
 from mpiddl.errors import CommError
+from mpiddl.topology import neighbours
+from mpiddl.transport.mpi import MpiComm, connected, failing_together
 from mpiddl.transport.start import load_mpi
 
 pytestmark = pytest.mark.mpi
@@ -28,9 +30,9 @@ def ring():
         raise Rung
 
     def ring(*delays):
-        timers.extend(Timer(delay, signal.pthread_kill, (get_ident(), signal.SIGUSR1)) for delay in delays)
-        for timer in timers:
-            timer.start()
+        for delay in delays:
+            timers.append(Timer(delay, signal.pthread_kill, (get_ident(), signal.SIGUSR1)))
+            timers[-1].start()
 
     timers, before = [], signal.signal(signal.SIGUSR1, handler)
     yield ring
@@ -46,7 +48,7 @@ def ring():
 def test_an_exception_of_a_signal_comes_when_the_call_is_over(comm, forced, ring, call, first):
     MPI = load_mpi()
     ours, n, root = forced("ring" if call == "ring" else "two-step"), 6000, comm.size - 1
-    columns = MPI.DOUBLE.Create_vector(n // 2, 1, 2).Commit()
+    columns, requests = MPI.DOUBLE.Create_vector(n // 2, 1, 2).Commit(), []
 
     def called(value):
         x, out, some, wide = np.full(n, value), np.zeros(n), np.zeros(6), np.zeros((comm.size, n))
@@ -58,7 +60,8 @@ def test_an_exception_of_a_signal_comes_when_the_call_is_over(comm, forced, ring
             elif call in ("two-step", "ring"):
                 ours.Allreduce(x, out)
             elif call == "Iallreduce":
-                ours.Iallreduce(x, out).Wait()
+                requests.append(ours.Iallreduce(x, out))
+                requests[-1].Wait()
             elif call.startswith("Bcast"):
                 ours.Bcast([out, 1, columns] if "columns" in call else out, root)
             elif call == "Reduce":
@@ -92,6 +95,7 @@ def test_an_exception_of_a_signal_comes_when_the_call_is_over(comm, forced, ring
             assert (found[::2] == wanted).all()
         elif not rung and call not in ("Reduce", "Barrier"):
             assert (found == wanted).all()
+    assert all(request == MPI.REQUEST_NULL for request in requests)
     columns.Free()
 
 
@@ -108,6 +112,102 @@ def test_a_second_exception_ends_a_call_and_the_communicator(comm, forced, ring)
             with pytest.raises(CommError, match=r"ended a collective in the middle; .* cannot be used any more"):
                 call()
     comm.Barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_exception_of_a_signal_comes_when_a_plan_is_through(link, ring):
+    plan = TwoStep(link, 100, "d")
+    for value in (1.0, 2.0, 3.0):
+        plan.input[:] = value
+        link.Barrier()
+        if value == 2 and link.rank == 0:
+            ring(0.1)
+            with pytest.raises(Rung):
+                plan()
+        else:
+            time.sleep(0.6 if value == 2 else 0)
+            plan()
+        assert (plan.result == link.size * value).all()
+    link.Barrier()
+    if link.rank == 0:  # alone: it would wait for ever
+        ring(0.1, 0.3)
+        with pytest.raises(Rung):
+            plan()
+        with pytest.raises(CommError, match="ended a collective in the middle"):
+            plan()
+    link.Barrier()
+
+
+@pytest.fixture
+def rung(monkeypatch):
+    """``rung()``: a signal comes in the next wait for others before something is made with them."""
+
+    def ring():
+        def wait(self, request, pause_s=0.0):
+            monkeypatch.setattr(MpiComm, "wait", real)
+            raise Rung
+
+        monkeypatch.setattr(MpiComm, "wait", wait)
+
+    real = MpiComm.wait
+    return ring
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_exception_of_a_signal_comes_when_a_communicator_is_made(comm, rung):
+    from mpiddl.communicator import Communicator
+
+    handle, x, told = comm.Dup(), np.ones(10_000), []
+    if comm.rank == 0:
+        rung()
+        with pytest.raises(Rung):
+            Communicator(handle)
+    ours = Communicator(handle)
+    for call in (lambda late: late.Bcast(x), lambda late: late.Allreduce(x, x.copy())):
+        late = ours.Dup()
+        if comm.rank == 0:
+            rung()
+            with pytest.raises(Rung):
+                call(late)
+        else:
+            call(late)
+        call(late)
+        told.append(late.why("bcast", x.nbytes).algorithm)
+        late.Free()
+    ours.Free()
+    assert told == ["library"] * 2
+
+
+def test_an_exception_of_a_signal_is_not_kept_where_no_collective_follows(link, rung):
+    comm = link.Dup()
+    rung()
+    with pytest.raises(Rung), connected(comm, None):
+        pass
+    rung()
+    with pytest.raises(Rung), failing_together(comm.Dup()) as other:
+        neighbours(other)
+    rung()
+    with pytest.raises(Rung):
+        comm.kept("nothing", _fails)
+    comm.kept("something", list)
+    rung()
+    neighbours(comm)
+    plan = TwoStep(comm, 10, "d")
+    plan.input[:] = 1
+    with pytest.raises(Rung):
+        plan()
+    assert (plan() == comm.size).all() and not comm.broken
+    rung()
+    comm.kept("one", list)
+    rung()
+    with pytest.raises(Rung):
+        comm.kept("two", list)
+    assert comm.broken
+    comm.raw.Barrier()
+
+
+def _fails():
+    raise CommError("on all ranks")
 
 
 @pytest.mark.mpi(min_size=2)

@@ -14,11 +14,11 @@ import numpy as np
 
 from mpiddl.arena import Arena
 from mpiddl.clock import now
-from mpiddl.collectives.base import Queue, Steps
+from mpiddl.collectives.base import Queue, Steps, ceil_div
 from mpiddl.kernels.node_copy_sum import PIECES, node_copy_sum
 from mpiddl.topology import neighbours
 from mpiddl.transport.base import PATIENCE, SUM, Op
-from mpiddl.transport.shared import KernelRequest
+from mpiddl.transport.shared import KernelRequest, end_kernel
 
 HALF_BYTES = 128 * 1024
 """Of a piece: two of them a rank stay in the second cache, and a barrier costs little beside it."""
@@ -34,35 +34,26 @@ class Stage(Queue):
         self._arena = Arena(comm)
         self._arena.shared("stage", 2 * self._half, dtype)
         self._stages = np.array([array.ctypes.data for array in self._arena.peers("stage")])
-        barrier = self._arena.barrier("stage")
-        self.alone = not barrier  # virtual ranks, which no kernel can meet
-        self._state = barrier[1] if barrier else np.zeros(0, np.int64)
+        self._barrier = self._arena.barrier("stage")
+        self.alone = not self._barrier  # virtual ranks, which no kernel can meet
 
     def __call__(self, source: np.ndarray, result: np.ndarray) -> None:
         """`allreduce_staged` in one go, arrays being 1-D, contiguous and of the right dtype, where nothing else is under way:
         what a collective costs before it begins is more than a short one takes."""
-        entered = now()
-        arguments, before = self.call(source, result), self._state.item(PIECES)
+        entered, state = now(), self._barrier[1]
+        arguments, before = self.call(source, result), state.item(PIECES)
         try:
             while not node_copy_sum(*arguments, PATIENCE):
                 self._comm.progress()
         except BaseException:
-            self._end(arguments, before + -(-source.size // self._half))
+            pieces = before + ceil_div(source.size, self._half)
+            end_kernel(self._comm, node_copy_sum, arguments, lambda: state[PIECES] >= pieces)
             raise
         self._comm.meter.synchronised(entered, entered, now())
 
-    def _end(self, arguments: tuple[Any, ...], pieces: int) -> None:
-        """What a signal's handler raises is held back until the call is over, as in `base.Started`; a second one ends it."""
-        try:
-            while self._state[PIECES] < pieces and not node_copy_sum(*arguments, PATIENCE):
-                self._comm.progress()
-        except BaseException:
-            self._comm.broken = True
-            raise
-
     def call(self, source: np.ndarray, result: np.ndarray) -> tuple[Any, ...]:
         """What the kernel takes."""
-        return source, result, self._stages, self._half, *self._arena.barrier("stage")
+        return source, result, self._stages, self._half, *self._barrier
 
 
 def fits(comm: Any, dtype: np.dtype, op: Op) -> bool:

@@ -48,7 +48,7 @@ from mpiddl.memory import ALIGNMENT
 from mpiddl.topology import neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import PATIENCE, SUM, Op
-from mpiddl.transport.shared import KernelRequest
+from mpiddl.transport.shared import KernelRequest, end_kernel
 
 CACHED_BYTES = 64 * 1024
 """Adding up more than two inputs goes by blocks of this size, which stay in the first or second cache."""
@@ -126,16 +126,23 @@ class TwoStep(Queue):
         self.wires = (self._wire.comm,) if self._wire else ()
         self._leader = leader and nodes > 1
         self._addresses = np.array([array.ctypes.data for array in self._inputs])
-        fused = nodes == 1 < local.size and op is SUM and kind in (np.float32, np.float64) and self._arena.barrier("input")
+        self._barrier = self._arena.barrier("input")
+        fused = nodes == 1 < local.size and op is SUM and kind in (np.float32, np.float64) and self._barrier
         self._at_once = self._node_sum(size) if fused else ()
 
     def __call__(self) -> np.ndarray:
         """Reduce, and return ``result``."""
         self._check_alive()
-        if self._at_once and not self._beside:  # written out: of a short array's microsecond every call is a tenth
-            entered = now()
-            while not node_sum(*self._at_once, PATIENCE):
-                self._comm.progress()
+        if self._at_once and not self._beside and self._comm.held is None:
+            # Written out: of a short array's microsecond every call is a tenth.
+            entered, passed = now(), self._barrier[1]
+            before = passed.item(0)
+            try:
+                while not node_sum(*self._at_once, PATIENCE):
+                    self._comm.progress()
+            except BaseException:
+                end_kernel(self._comm, node_sum, self._at_once, lambda: passed[0] >= before + 2)
+                raise
             self._comm.meter.synchronised(entered, entered, now())
         else:
             self.start(blocking=True)
@@ -143,11 +150,11 @@ class TwoStep(Queue):
 
     def _node_sum(self, size: int) -> tuple[Any, ...]:
         """What `node_sum` takes for ``size`` elements: one call does all there is to do on one node."""
-        barrier, result = self._arena.barrier("input"), self._result
+        result = self._result
         line = ALIGNMENT // result.itemsize
         lines = block_bounds(ceil_div(size, line), len(self._inputs), self._near.local.rank)
         begin, end = (min(edge * line, size) for edge in lines)
-        return result, self._addresses, begin, end, result.nbytes >= STREAMED_BYTES, *barrier
+        return result, self._addresses, begin, end, result.nbytes >= STREAMED_BYTES, *self._barrier
 
     def start(self, blocking: bool = False) -> Started:
         """The same without waiting: a request. ``input`` must not be written before it is complete."""

@@ -18,15 +18,12 @@ import numpy as np
 from mpiddl.clock import now
 from mpiddl.errors import CommError, ShapeError, UsageError
 from mpiddl.transport.agree import agreed, check_equal
-from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM, Op, Request
+from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, REDUCED, SUM, Op, Request
 
 Steps = Iterator[Request]
 
 COMBINE: dict[Op, np.ufunc] = {SUM: np.add, MIN: np.minimum, MAX: np.maximum, PROD: np.multiply}
 """numpy's loops run at the speed of memory and give up the interpreter lock. MIN and MAX hand on what is not a number."""
-
-DTYPES = "bhilqBHILQfdgFDG"
-"""Type characters of numpy for which MPI has a type with arithmetic: integers, floats and complex numbers."""
 
 LARGEST = 2**31 - 1
 """Elements of one message that every MPI library takes."""
@@ -40,9 +37,10 @@ class Started:
 
     Other ranks wait for this one's part: ``Test`` (or `progress.Progress`) moves it on between ``start`` and ``Wait``.
 
-    An exception that comes in while it waits, from a signal's handler, is held back until it is over, as calls of MPI do it;
-    one that comes between its steps ends it, as does a second one. Then the communicator is ``broken``: the ranks disagree on
-    what was sent, and no further collective is begun on it.
+    An exception that comes in while ``Wait`` waits, for this one or moving others on, from a signal's handler, is held back
+    until it is over, as calls of MPI do it; out of ``Test`` it comes at once, and nothing is lost. One that comes between the
+    steps ends a collective, as do a second one and what the library raises. Then the communicator is ``broken``: the ranks
+    disagree on what was sent, and no further collective is begun on it.
     """
 
     def __init__(self, comm: Any, wires: tuple[Any, ...], steps: Steps, queue: Queue | None = None):
@@ -57,7 +55,7 @@ class Started:
         self._held, comm.held = comm.held, None
         # First as far as it goes, then known to others: a progress thread must not draw its tag, later than a next one's.
         with self._lock:
-            self._drive(_test)
+            self._drive_on()
             if not self._over:
                 self._beside.append(self)
 
@@ -74,7 +72,7 @@ class Started:
                     self._drive(_wait)
             except BaseException as error:
                 with self._lock:
-                    self._hold_back(error, unharmed=True)
+                    self._hold_back(error)
         self.check()
 
     def Test(self) -> bool:
@@ -129,7 +127,10 @@ class Started:
             started.move_on()
 
     def move_on(self) -> None:
-        """As far as it goes without waiting, unless another thread is at it; what goes wrong is kept for `Wait`."""
+        """As far as it goes without waiting, unless another thread is at it; what goes wrong with it is kept for `Wait`.
+
+        What a signal's handler raises meanwhile is the caller's: whoever waits for this one may do so in the library, unasked.
+        """
         if self._comm.freed:
             self.give_up("its communicator was freed")
         if self._lock.acquire(blocking=False):
@@ -148,18 +149,30 @@ class Started:
                     break
                 self._pending = None
         except BaseException as error:
-            self._hold_back(error, unharmed=self._pending is not None)
-            if self.failure is error and not isinstance(error, Exception):
+            if not self._over and self._pending is not None and getattr(self._pending, "failure", None) is None:
+                raise  # what is waited for can be asked again
+            self._fail(error)
+            if not isinstance(error, Exception):
                 raise
 
-    def _hold_back(self, error: BaseException, unharmed: bool) -> None:
-        """Keep it until this rank has waited for the result, whoever met it; a second one, or one of the steps, ends them."""
-        if self._over:
-            self.failure = self.failure or error
-        elif unharmed and self._held is None:
-            self._held = error
+    def _drive_on(self) -> None:
+        """As far as it goes without waiting; what a signal's handler raises is held back."""
+        try:
+            self._drive(_test)
+        except BaseException as error:
+            self._hold_back(error)
+
+    def _hold_back(self, error: BaseException) -> None:
+        """Keep it until this rank has waited for the result; a second one ends that."""
+        if self._over or self._held is None:
+            self._held = self._held or error
         else:
-            self._comm.broken, self.failure = True, error
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+        if not self._over:
+            self._comm.broken = True
             self._finish()
 
     def _finish(self) -> None:
@@ -190,7 +203,7 @@ def go_on(comm: Any, several: Sequence[Started]) -> None:
         # Held to the end: what the library has once called complete it never names again.
         for started, done in zip(held, comm.test_some([started._pending for started in held]), strict=True):
             if done:
-                started._drive(_test)
+                started._drive_on()
     finally:
         for started in held:
             started._lock.release()
@@ -273,7 +286,7 @@ def flat(name: str, array: Any, writable: bool = False) -> np.ndarray:
         raise ShapeError(f"{name}: got an array whose elements lie off their boundaries; array.copy() makes one that fits")
     if writable and not array.flags.writeable:
         raise ShapeError(f"{name}: got an array that must not be written, wanted one to hold the result")
-    if array.dtype.char not in DTYPES or not array.dtype.isnative:
+    if array.dtype.char not in REDUCED or not array.dtype.isnative:
         raise UsageError(f"{name}: got dtype {array.dtype}, wanted integers, floats or complex numbers that MPI has too")
     plain = array if type(array) is np.ndarray else array.view(np.ndarray)  # a matrix has two axes whatever is done to it
     return plain.reshape(-1)
@@ -342,9 +355,7 @@ def run(comm: Any, wires: tuple[Any, ...], steps: Steps, blocking: bool, queue: 
         raise
     if queue is not None:
         queue.last = started
-    if blocking:
-        started.Wait()
-    started.check()
+    started.Wait() if blocking else started.check()
     return started
 
 

@@ -18,11 +18,10 @@ from mpi4py import MPI
 
 from mpiddl.collectives import Started, calls
 from mpiddl.collectives.base import check_alive
-from mpiddl.communicator import shortcuts
-from mpiddl.communicator.private import Private, keyval, private_of
+from mpiddl.communicator.private import Private, private_of
 from mpiddl.communicator.request import request_of
 from mpiddl.errors import CommError
-from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM, Op
+from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM, Op, raise_held
 from mpiddl.transport.message import Memory, largest, numbers, payload
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import Choice
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
 Reduction = tuple[tuple[MpiComm, str], Any, Memory, Op]
 """Communicator and algorithm, what is reduced (or IN_PLACE), where to, and how."""
 
+_OPS = (MPI.SUM, SUM), (MPI.MAX, MAX), (MPI.MIN, MIN), (MPI.PROD, PROD)
+
 _FLOORS = dict.fromkeys(CANDIDATES, float(FLOOR))
 
 
@@ -58,11 +59,9 @@ class Faster(_Base):
         Collective. ``Communicator(comm)`` does it; communicators that come from ``Dup``, ``Split`` ... do at their first
         blocking call of some size, and before that their ``Iallreduce`` and ``Ibcast`` are the library's.
         """
-        if self._private is not None:
-            return
-        self._private = private_of(self, self._table)
-        self._floors = self._private.floors
-        self._private.used_by(self, Faster)
+        if self._private is None:
+            self._prepare()
+            raise_held(self._own.link)
 
     def why(self, call: str, nbytes: int) -> Choice:
         """What such a call of ``nbytes`` takes, and why: ``print(comm.why("allreduce", 1 << 20))``. Local after `Prepare`.
@@ -79,26 +78,36 @@ class Faster(_Base):
         return self._private.choice.choose(call, nbytes)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        if largest(recvbuf) < self._floors["allreduce"] or not self._allreduce(sendbuf, recvbuf, op):
+        if largest(recvbuf) < self._floors["allreduce"]:
             MPI.Comm.Allreduce(self, sendbuf, recvbuf, op)
+        elif not self._allreduce(sendbuf, recvbuf, op):
+            self._library(MPI.Comm.Allreduce, sendbuf, recvbuf, op)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
         mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
-        if largest(mine) < self._floors["reduce"] or not self._reduce(sendbuf, recvbuf, op, root):
+        if largest(mine) < self._floors["reduce"]:
             MPI.Comm.Reduce(self, sendbuf, recvbuf, op, root)
+        elif not self._reduce(sendbuf, recvbuf, op, root):
+            self._library(MPI.Comm.Reduce, sendbuf, recvbuf, op, root)
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
-        if largest(buf) < self._floors["bcast"] or not self._bcast(buf, root):
+        if largest(buf) < self._floors["bcast"]:
             MPI.Comm.Bcast(self, buf, root)
+        elif not self._bcast(buf, root):
+            self._library(MPI.Comm.Bcast, buf, root)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        if largest(recvbuf) < self._floors["allgather"] or not self._allgather(sendbuf, recvbuf):
+        if largest(recvbuf) < self._floors["allgather"]:
             MPI.Comm.Allgather(self, sendbuf, recvbuf)
+        elif not self._allgather(sendbuf, recvbuf):
+            self._library(MPI.Comm.Allgather, sendbuf, recvbuf)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
-        if largest(mine) < self._floors["reduce_scatter"] or not self._reduce_scatter(sendbuf, recvbuf, op):
+        if largest(mine) < self._floors["reduce_scatter"]:
             MPI.Comm.Reduce_scatter_block(self, sendbuf, recvbuf, op)
+        elif not self._reduce_scatter(sendbuf, recvbuf, op):
+            self._library(MPI.Comm.Reduce_scatter_block, sendbuf, recvbuf, op)
 
     def Barrier(self) -> None:
         way = None
@@ -111,7 +120,9 @@ class Faster(_Base):
             calls.barrier(way[0])
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> MPI.Request:
-        found = self._reduction("allreduce", sendbuf, recvbuf, op, NONBLOCKING_FLOOR)
+        self._check()
+        least = max(NONBLOCKING_FLOOR, self._floors["allreduce"])
+        found = self._reduction(sendbuf, recvbuf, op, NONBLOCKING_FLOOR) if largest(recvbuf) >= least else None
         if found is None:
             return MPI.Comm.Iallreduce(self, sendbuf, recvbuf, op)
         (link, algorithm), source, result, known = found
@@ -119,7 +130,9 @@ class Faster(_Base):
         return self._moved(start, (sendbuf, recvbuf), result)
 
     def Ibcast(self, buf: Any, root: int = 0) -> MPI.Request:
-        found = self._data(buf, root, NONBLOCKING_FLOOR)
+        self._check()
+        least = max(NONBLOCKING_FLOOR, self._floors["bcast"])
+        found = self._data(buf, root, NONBLOCKING_FLOOR) if largest(buf) >= least else None
         if found is None:
             return MPI.Comm.Ibcast(self, buf, root)
         (link, algorithm), data, rank = found
@@ -127,21 +140,22 @@ class Faster(_Base):
 
     def Free(self) -> None:
         """Give back the private duplicate, then the communicator; collective."""
-        if self._private is not None and not self._private.link.freed:
-            self.Delete_attr(keyval())
-        self._forget()
-        MPI.Comm.Free(self)
+        try:
+            self._give_back()
+        finally:
+            MPI.Comm.Free(self)
 
     def Disconnect(self) -> None:
         """As `Free`, once all pending communication is over; collective."""
-        if self._private is not None and not self._private.link.freed:
-            self.Delete_attr(keyval())
-        self._forget()
-        MPI.Comm.Disconnect(self)
+        try:
+            self._give_back()
+        finally:
+            MPI.Comm.Disconnect(self)
 
     def _allreduce(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
         """Whether it was done our way; so are the next ones. What is not understood is mpi4py's, with its errors."""
-        found = self._reduction("allreduce", sendbuf, recvbuf, op)
+        self._check()
+        found = self._reduction(sendbuf, recvbuf, op)
         if found is None:
             return False
         (link, algorithm), source, result, known = found
@@ -155,12 +169,11 @@ class Faster(_Base):
             result.put_back()
         return True
 
-    def _reduction(self, call: str, sendbuf: Any, recvbuf: Any, op: Any, least: int = 0) -> Reduction | None:
+    def _reduction(self, sendbuf: Any, recvbuf: Any, op: Any, least: int = 0) -> Reduction | None:
         """What an all-reduce takes, if it is one for us."""
-        self._check()
-        known = _op(op) if largest(recvbuf) >= max(least, self._floors[call]) else None
+        known = _op(op)
         result = numbers(recvbuf) if known is not None else None
-        way = self._way(call, result.array.nbytes, least) if result is not None else None
+        way = self._way("allreduce", result.array.nbytes, least) if result is not None else None
         if known is None or result is None or way is None:
             return None
         source = result if sendbuf is MPI.IN_PLACE else numbers(sendbuf)
@@ -182,8 +195,10 @@ class Faster(_Base):
             calls.reduce(link, source.array, None, known, rank, algorithm=algorithm)
             return True
         result = source if sendbuf is MPI.IN_PLACE else numbers(recvbuf)
-        if result is None or not _fits(source.array.dtype, source.array.size, result, known) or _overlap(source, result):
+        if result is None or not _fits(source.array.dtype, source.array.size, result, known):
             return False
+        if _overlap(source, result):  # which only the root can see: the others are at it
+            source = Memory(source.array.copy())
         given: Any = IN_PLACE if source is result else source.array
         try:
             calls.reduce(link, given, result.array, known, rank, algorithm=algorithm)
@@ -192,6 +207,7 @@ class Faster(_Base):
         return True
 
     def _bcast(self, buf: Any, root: int) -> bool:
+        self._check()
         found = self._data(buf, root)
         if found is None:
             return False
@@ -204,8 +220,7 @@ class Faster(_Base):
 
     def _data(self, buf: Any, root: int, least: int = 0) -> tuple[tuple[MpiComm, str], Memory, int] | None:
         """What a broadcast takes, if it is one for us."""
-        self._check()
-        data = payload(buf) if largest(buf) >= max(least, self._floors["bcast"]) else None
+        data = payload(buf)
         way = self._way("bcast", data.array.nbytes, least) if data is not None else None
         rank = _rank(root, way[0]) if way is not None else None
         if data is None or way is None or rank is None:
@@ -254,7 +269,7 @@ class Faster(_Base):
         if self._private is None:
             if least or nbytes < FLOOR or self.Get_size() == 1:
                 return None
-            self.Prepare()
+            self._prepare()
         if least and (nbytes < least or not self._own.threads):
             return None
         algorithm = self._own.choice.algorithm(call, nbytes)
@@ -262,10 +277,11 @@ class Faster(_Base):
 
     def _check(self) -> None:
         """Before anything is asked of a handle that may be gone: MPI libraries end the process then."""
-        if self._private is not None and self._private.link.freed:
-            raise CommError("comm: got a Communicator whose handle was freed by somebody else, wanted one in use")
-        if self._private is not None:
-            check_alive(self._private.link)
+        link = self._private.link if self._private is not None else None
+        if link is not None and (link.freed or link.broken):
+            if link.freed:
+                raise CommError("comm: got a Communicator whose handle was freed by somebody else, wanted one in use")
+            check_alive(link)
 
     @property
     def _own(self) -> Private:
@@ -278,14 +294,30 @@ class Faster(_Base):
         finally:  # an exception of a signal's handler does not end what is under way
             self._own.look_after()
 
-    def _forget(self) -> None:
-        shortcuts.drop(self)
-        self._private, self._floors = None, _FLOORS
+    def _prepare(self) -> None:
+        """What is held back meanwhile the call raises that needs it, when it is over."""
+        self._private = private_of(self, self._table)
+        self._floors = self._private.floors
+        self._private.used_by(self, Faster)
+
+    def _library(self, call: Callable[..., None], *args: Any) -> None:
+        """What turned out not to be ours."""
+        try:
+            call(self, *args)
+        finally:
+            if self._private is not None:
+                raise_held(self._private.link)
+
+    def _give_back(self) -> None:
+        """Here, for out of the library's call for its attribute an exception would come as an error code."""
+        private, self._private, self._floors = self._private, None, _FLOORS
+        if private is not None:
+            private.close()
 
 
 def _op(op: Any) -> Op | None:
     """Ours of the same name."""
-    for theirs, ours in ((MPI.SUM, SUM), (MPI.MAX, MAX), (MPI.MIN, MIN), (MPI.PROD, PROD)):
+    for theirs, ours in _OPS:
         if op is theirs or op == theirs:
             return ours
     return None
@@ -311,5 +343,5 @@ def _ordered(dtype: np.dtype, op: Op) -> bool:
 
 
 def _overlap(source: Memory, result: Memory) -> bool:
-    """Of two buffers that share memory the library says what it thinks of them."""
+    """Of two buffers that share memory the library says what it thinks of them, where all ranks leave that to it."""
     return source is not result and bool(np.may_share_memory(source.array, result.array))

@@ -12,11 +12,12 @@ from weakref import ref
 import numpy as np
 from mpi4py import MPI
 
+from mpiddl.collectives import Started
 from mpiddl.collectives.allreduce_staged import Stage, fits, stage
 from mpiddl.collectives.progress import Progress
 from mpiddl.communicator import shortcuts
 from mpiddl.transport.agree import agreed
-from mpiddl.transport.base import SUM
+from mpiddl.transport.base import SUM, raise_held
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import chooser
 from mpiddl.tuning.place import table_path
@@ -68,17 +69,29 @@ class Private:
         self._progress.wake()
 
     def close(self) -> None:
-        """Collective."""
+        """Collective. Requests keep their errors for their own ``Wait``; a signal's exception comes when all is freed."""
+        if self.link.freed:
+            return
         self.floors.update(dict.fromkeys(self.floors, 0.0))  # whoever still has the handle then takes a closer look
         for user in self._users:
             if (handle := user()) is not None:
                 shortcuts.drop(handle)
-        for started in [started for started in self.link.started if started.of is self.link]:
-            started.Wait()  # MPI, too, lets what is under way come to its end
-        if self._progress is not None:
-            self._progress.Free()
-        if not self.link.freed:
+        try:
+            for started in [started for started in self.link.started if started.of is self.link]:
+                self._end(started)
+        finally:
+            if self._progress is not None:
+                self._progress.Free()
             self.link.Free()
+        raise_held(self.link)
+
+    def _end(self, started: Started) -> None:
+        """MPI, too, lets what is under way come to its end."""
+        try:
+            started.Wait()
+        except BaseException as error:
+            if error is not started.failure:
+                self.link.held = self.link.held or error
 
 
 @cache
@@ -88,11 +101,12 @@ def keyval() -> int:
 
 
 def private_of(comm: Any, table: Path | None) -> Private:
-    """What is kept with ``comm``, made if there is none.
+    """What is kept with ``comm``, made if there is none; its ``link`` may hold back an exception of a signal's handler.
 
     Communication
     -------------
-    Collective: at the first time a duplication, two broadcasts, two all-gathers and four splits.
+    Collective: at the first time a duplication, a barrier, four splits, three broadcasts and two all-gathers; one all-gather
+    more where a table that is there, or was asked for, is not used.
     """
     found = comm.Get_attr(keyval())
     if found is None:
@@ -104,5 +118,5 @@ def private_of(comm: Any, table: Path | None) -> Private:
         if found.choice.unused:
             with agreed(link):  # warnings may be errors
                 if link.rank == 0:
-                    warnings.warn(f"mpiddl: {found.choice.source}", stacklevel=4)
+                    warnings.warn(f"mpiddl: {found.choice.source}", stacklevel=5)
     return found

@@ -10,21 +10,51 @@ from mpi4py import MPI
 from mpiddl.collectives.base import Started
 
 
-class CollectiveRequest(MPI.Request):
-    """A request whose ``Wait`` and ``Test`` move the collective on themselves; in ``Waitall`` ... a thread does."""
+class Job:
+    """A collective, and what went wrong with what was to be done when it was over."""
 
-    _started: Started | None = None
+    def __init__(self, started: Started):
+        self.started = started
+        self.error: BaseException | None = None
+
+    def check(self) -> None:
+        error = self.started.failure or self.error
+        if error is not None:
+            raise error
+
+
+class CollectiveRequest(MPI.Request):
+    """A request whose ``Wait`` and ``Test`` move the collective on themselves; in ``Waitall`` ... a thread does.
+
+    What goes wrong these two raise as it is; ``Waitall`` ... show it on stderr and raise an ``MPI.Exception``.
+    """
+
+    _job: Job | None = None
 
     def Wait(self, status: Any = None) -> Any:
-        if self._started is not None:
-            started, self._started = self._started, None
-            started.Wait()
+        self._go_on(Started.Wait)
         return MPI.Request.Wait(self, status)
 
     def Test(self, status: Any = None) -> bool:
-        if self._started is not None and self._started.Test():
-            self._started = None
-        return MPI.Request.Test(self, status)
+        self._go_on(Started.Test)
+        return self._job is None and MPI.Request.Test(self, status)
+
+    def _go_on(self, how: Callable[[Started], Any]) -> None:
+        """After an error of what is over the request is null, as one of the library's."""
+        job = self._job
+        if job is None:
+            return
+        try:
+            how(job.started)
+            if not job.started.over:
+                return
+            job.started.then(job.check)  # behind what another thread may still be about
+        except BaseException:
+            if job.started.over:
+                self._job = None
+                MPI.Request.Free(self)
+            raise
+        self._job = None
 
     def Cancel(self) -> None:
         """Collectives cannot be cancelled."""
@@ -41,23 +71,29 @@ class CollectiveRequest(MPI.Request):
 
 def request_of(started: Started, buffers: Any, finish: Callable[[], None]) -> CollectiveRequest:
     """A request for ``started``; ``finish`` is called once it is over, ``buffers`` are kept until then."""
-    stands_for = MPI.Grequest.Start(_query)
+    job = Job(started)
+    stands_for = MPI.Grequest.Start(_query, None, None, (job,))
     request = CollectiveRequest.__new__(CollectiveRequest, stands_for)
-    request._started = started
+    request._job = job
     kept = [buffers]
 
     def complete() -> None:
-        if started.failure is None:
-            finish()
-        kept.clear()
-        stands_for.Complete()
+        try:
+            if started.failure is None:
+                finish()
+        except BaseException as error:  # whoever waits for it is told
+            job.error = error
+        finally:
+            kept.clear()
+            stands_for.Complete()
 
     started.then(complete)
     return request
 
 
-def _query(status: Any, *args: Any, **options: Any) -> None:
+def _query(status: Any, job: Job) -> None:
     """MPI asks for a status: that of an empty message, as the library's own collectives have."""
+    job.check()
     status.Set_source(MPI.ANY_SOURCE)
     status.Set_tag(MPI.ANY_TAG)
     status.Set_elements(MPI.BYTE, 0)

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from mpiddl.transport.base import (
     Op,
     allreduce_bytes,
     bcast_bytes,
+    raise_held,
 )
 from mpiddl.transport.shared import SharedMemory
 from mpiddl.transport.start import load_mpi, start_mpi
@@ -77,6 +79,7 @@ def failing_together(link: Any) -> Iterator[Any]:
     """An exception leaves the block on all ranks of ``link``, or, where it is one rank's alone, ends the job."""
     try:
         yield link
+        raise_held(link)
     except BaseException as error:
         link.fail(error)
         link.Free()  # all ranks are here
@@ -91,6 +94,7 @@ def connected(comm: Any, env: Any) -> Iterator[Any]:
     """
     if hasattr(comm, "meter"):
         with failing_together(comm.kept("lent", comm.Dup)) as lent:
+            raise_held(comm)
             yield lent
         return
     link = connect(comm, env if comm is None else None)
@@ -218,10 +222,13 @@ class MpiComm:
                 try:
                     self.wait(request)
                 except BaseException as error:  # of a signal's handler: held back until the collective is over
+                    if self.held is not None:
+                        raise
                     self.held = error
                     self.wait(request)
                 self._kept[key] = made = make()
-            except MpiddlError:
+            except MpiddlError:  # of all ranks: no collective comes that would raise what is held
+                raise_held(self)
                 raise
             except BaseException:
                 self.broken = True
@@ -286,7 +293,14 @@ class MpiComm:
         if own:
             for number in own:
                 done[number] = False
-            for which in self._mpi.Request.Testsome([requests[number].raw for number in own]) or ():
+            raws = [requests[number].raw for number in own]
+            try:
+                over = self._mpi.Request.Testsome(raws) or ()
+            except self._mpi.Exception as error:  # it does not say which of those that it has ended have failed
+                over = [which for which, raw in enumerate(raws) if raw == self._mpi.REQUEST_NULL]
+                for which in over:
+                    requests[own[which]].failure = error
+            for which in over:
                 done[own[which]] = True
         return done
 
@@ -318,7 +332,12 @@ class MpiComm:
 
 
 class MpiRequest:
-    """A started operation; keeps its buffers alive until it is complete."""
+    """A started operation; keeps its buffers alive until it is complete.
+
+    ``failure``: what the library has raised. Its handle is null since then, which passes for complete, so it is raised again.
+    """
+
+    failure: BaseException | None = None
 
     def __init__(self, raw: Any, comm: MpiComm, buffers: tuple[Any, ...], collective: bool = False):
         self.raw, self._comm, self._meter, self._buffers, self._collective = raw, comm, comm.meter, buffers, collective
@@ -326,10 +345,8 @@ class MpiRequest:
 
     def Wait(self) -> None:
         entered = now()
-        if any(started.idle for started in self._comm.started):
-            self._comm.wait(self.raw)
-        else:
-            self.raw.Wait()
+        patient = any(started.idle for started in self._comm.started)
+        self._ask(partial(self._comm.wait, self.raw) if patient else self.raw.Wait)
         self._done(entered)
 
     @property
@@ -338,9 +355,18 @@ class MpiRequest:
         return bool(self._buffers)
 
     def Test(self) -> bool:
-        if self._buffers and self.raw.Test():
+        if self._buffers and self._ask(self.raw.Test):
             self._done(now())
         return not self._buffers
+
+    def _ask(self, how: Callable[[], Any]) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        try:
+            return how()
+        except self._comm._mpi.Exception as error:
+            self.failure = error
+            raise
 
     def _done(self, entered: float) -> None:
         if not self._buffers:

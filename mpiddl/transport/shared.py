@@ -112,6 +112,19 @@ class KernelRequest:
         return next(self._rounds, True)
 
 
+def end_kernel(comm: Any, kernel: Callable[..., bool], arguments: tuple[Any, ...], over: Callable[[], bool]) -> None:
+    """Go on, until it is ``over``, with a kernel between whose calls a signal's handler has raised; a second exception ends it.
+
+    For those that call a kernel without a request, and hold back what is raised as `mpiddl.collectives.base.Started` does.
+    """
+    try:
+        while not (over() or kernel(*arguments, PATIENCE)):
+            comm.progress()
+    except BaseException:
+        comm.broken = True
+        raise
+
+
 def _check_room(comm: Any, nbytes: int) -> None:
     """Refuse what would end in a bus error when it is touched."""
     try:
