@@ -17,6 +17,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from mpiddl.conditions import read_slow
 from mpiddl.errors import UsageError
 
 LARGEST = 10**300  # beyond, floats end
@@ -73,9 +74,17 @@ class Job:
     step_epochs: float = setting(10.0, "schedule 'step': epochs between two reductions", above=0)
     step_factor: float = setting(0.1, "schedule 'step': factor of each reduction", above=0, most=1)
     scale_rate: int = setting(0, "scale the rate by batch / this batch size (linear scaling); 0: do not", least=0)
-    strategy: str = setting("allreduce", "how ranks agree: allreduce, auto, two-step, ring[:overlap=1], local-sgd[:period=8]")
+    strategy: str = setting("allreduce", "how ranks agree: allreduce, auto, two-step, ring[:overlap=1], delayed[:delay=1], "
+                            "local-sgd[:period=8], hierarchical[:period=8]")
     reproducible: bool = setting(False, "the same weights, bit for bit, on 1, 2, 4, ... ranks, one a shard at most; slower")
     threads: int = setting(0, "BLAS and numba threads a rank; 0: cores / ranks of the node", least=0)
+    slow: str = setting("", "RANK:FACTOR,...: ranks that compute slower; 3:4 has rank 3 take four times as long")
+    jitter: float = setting(0.0, "mean share by which each step takes longer, drawn at random; 0: none", least=0)
+    simulate: int = setting(0, "train on so many virtual workers with a simulated clock, in one process; 0: on the MPI ranks",
+                            least=0)
+    node_workers: int = setting(1, "simulate: workers on each node", least=1)
+    step_seconds: float = setting(1.0, "simulate: what computing a step takes", least=0)
+    message_seconds: float = setting(0.0, "simulate: what a message takes", least=0)
     log_every: int = setting(50, "steps between two lines of metrics", least=1)
     checkpoint_every: int = setting(0, "steps between two checkpoints; 0: one an epoch", least=0)
     keep: int = setting(3, "checkpoints kept, the newest", least=1)
@@ -87,6 +96,7 @@ class Job:
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
         if self.target_accuracy and not self.validation:
             raise UsageError("target_accuracy: got a target without validation rows, wanted validation above 0 beside it")
+        read_slow(self.slow)
         if self.reproducible and self.threads > 1:
             raise UsageError(
                 f"threads: got {self.threads}, wanted 1 (or 0) with reproducible: a library's sums change with their number"

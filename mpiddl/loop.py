@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mpiddl.clock import now
+from mpiddl.conditions import Pace
 from mpiddl.memory import FlatBuffer
 from mpiddl.models.base import Score, as_score
 from mpiddl.optim import Optimiser, clip_norm
@@ -92,7 +94,7 @@ class Plan:
 
 
 def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan: Plan, state: State,
-         after: Callable[[State, Step, Score], bool]) -> None:
+         after: Callable[[State, Step, Score], bool], pace: Pace | None = None) -> None:
     """Train until the plan is over, the strategy says stop, or ``after`` returns True.
 
     Parameters
@@ -107,6 +109,8 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
         Where to begin; changed in place.
     after : callable
         Called after each step with the state, the step and its score; measures, saves, and says whether to end.
+    pace : callable, optional
+        Called when a rank has computed a gradient: `mpiddl.conditions`.
 
     Communication
     -------------
@@ -115,7 +119,10 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
     gradient = Gradient(comm, model, state.params, strategy)
     while not plan.over(state.index):
         parts, step = plan.step(state.index)
+        began = now()
         score = gradient(comm, state, parts, step)
+        if pace is not None and step.total:
+            pace(step.index, now() - began)
         combined = strategy.combine(comm, state.strategy, gradient.flat, state.replica, step)
         state.strategy = combined.state
         if combined.count:

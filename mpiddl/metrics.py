@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddl.clock import now
 from mpiddl.disk import writing
 from mpiddl.models.base import Score
 from mpiddl.transport.base import MAX, Comm, Meter
@@ -89,14 +88,14 @@ class Metrics:
         self.splits = [Split() for _ in range(comm.size if lockstep else 1)]
         self.earlier_bytes = earlier_bytes
         self._earlier_s = earlier_s
-        self._began = now()
+        self._began = comm.now()
         self.session_steps = 0
         self._seen = (meter.bytes, meter.messages)
         meter.spans.clear()
         meter.moving = meter.waiting = 0.0
         self._loss, self._count = 0.0, 0
         self._correct: int | None = 0
-        self._entered, self._aside = now(), 0.0
+        self._entered, self._aside = self.comm.now(), 0.0
 
     @property
     def elapsed_s(self) -> float:
@@ -106,7 +105,7 @@ class Metrics:
     @property
     def session_s(self) -> float:
         """Seconds since this session began."""
-        return now() - self._began
+        return self.comm.now() - self._began
 
     @property
     def bytes_sent(self) -> int:
@@ -123,11 +122,11 @@ class Metrics:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Time spent in the block is no part of training."""
-        entered = now()
+        entered = self.comm.now()
         try:
             yield
         finally:
-            self._aside += now() - entered
+            self._aside += self.comm.now() - entered
 
     def line(self, step: int, epoch: float, rate: float) -> dict[str, Any]:
         """Close the interval since the last line, write it, and return it on every rank. Collective if in lockstep."""
@@ -170,11 +169,11 @@ class Metrics:
 
     def _fresh(self) -> None:
         self._loss, self._correct, self._count = 0.0, 0, 0
-        self._entered, self._aside = now(), 0.0
+        self._entered, self._aside = self.comm.now(), 0.0
 
     def _split(self) -> Split:
         """This rank's seconds and bytes since the last line; empties the meter's spans."""
-        inside = now() - self._entered - self._aside
+        inside = self.comm.now() - self._entered - self._aside
         moving, waiting = self.meter.moving, self.meter.waiting
         spans = np.array(self.meter.spans, dtype=float).reshape(-1, 3)
         arrived, entered, left = spans.T

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpiddl import checkpoint
+from mpiddl.conditions import Conditions, read_slow
 from mpiddl.errors import UsageError
 from mpiddl.folder import Folder
 from mpiddl.job import FIELDS, Job, make_job
@@ -17,7 +18,8 @@ from mpiddl.version import __version__
 
 # Settings that may change when a run is continued. Any other makes it a different run.
 FREE_ON_RESUME = {"data", "epochs", "max_steps", "max_seconds", "target_accuracy", "keep", "checkpoint_every", "log_every",
-                  "threads", "strategy", "shards"}
+                  "threads", "strategy", "shards", "slow", "jitter", "simulate", "node_workers", "step_seconds",
+                  "message_seconds"}
 
 
 class Request(NamedTuple):
@@ -54,6 +56,16 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
             raise UsageError(f"model.shapes: got {came}, wanted names and shapes: {{'w': (3, 2)}}")
     check_equal(control, "settings", _fingerprint(job, strategy, request))
     return folder, earlier, job, strategy
+
+
+def asked_for(link: Any, request: Request) -> Job:
+    """The settings, before anything is made of them. Collective."""
+    with agreed(link):
+        job = make_job(_settings(request)[2])
+        if job.simulate and link.size > 1 and not link.simulated:
+            raise UsageError(f"simulate: got {link.size} MPI ranks, wanted one, which simulates all workers")
+        Conditions(read_slow(job.slow)).check(job.simulate or link.size)
+    return job
 
 
 def _check_members(argument: str, value: Any, wanted: tuple[str, ...]) -> None:

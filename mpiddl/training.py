@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +14,21 @@ import numpy as np
 
 from mpiddl import report
 from mpiddl.checkpoint import MODEL, Checkpoint, checksum
+from mpiddl.conditions import Conditions, Pace, read_slow
 from mpiddl.errors import UsageError
 from mpiddl.evaluation import Evaluation, evaluate_rows
 from mpiddl.folder import Folder
+from mpiddl.job import Job
 from mpiddl.loop import State, loop
 from mpiddl.metrics import Lines, Metrics, Split, finite
 from mpiddl.prediction import outputs
-from mpiddl.request import Request
+from mpiddl.request import Request, asked_for
 from mpiddl.session import Session, dry_run, open_session, starting_state
+from mpiddl.transport import virtual
 from mpiddl.transport.align import clock_offset
 from mpiddl.transport.base import BYTES_BASIS
 from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.virtual import Wire
 from mpiddl.watch import Watch
 
 
@@ -112,9 +116,7 @@ def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = 
                       settings)
     link = connect(comm, os.environ if comm is None else None)
     with failing_together(link), _enough_memory():
-        control = link.Dup()
-        with open_session(link, control, request) as session:
-            result = _run(link, control, session)
+        result: Result = _on_workers(link, request, _train)
     link.Free()
     return result
 
@@ -124,9 +126,27 @@ def describe(out: Path | None = None, resume: bool = False, overwrite: bool = Fa
     """What `train` would do with these settings, checked as it would check them, as lines of text. Nothing is written."""
     link = connect(None, os.environ)
     with failing_together(link):
-        text = dry_run(link, Request(None, None, None, out, resume, overwrite, quiet, None, None, settings))
+        text: str = _on_workers(link, Request(None, None, None, out, resume, overwrite, quiet, None, None, settings), dry_run)
     link.Free()
     return text
+
+
+def _on_workers(link: Any, request: Request, call: Callable[[Any, Request], Any]) -> Any:
+    """``call(comm, request)`` on the ranks of ``link``, or on as many virtual ones as are asked for. Collective."""
+    job = asked_for(link, request)
+    if not job.simulate or link.simulated:
+        return call(link, request)
+    nodes = [worker // job.node_workers for worker in range(job.simulate)]
+    return virtual.run(job.simulate, lambda comm: call(comm, request), nodes, Wire(job.message_seconds))[0]
+
+
+def _train(link: Any, request: Request) -> Result:
+    """On the ranks of ``link``. Collective."""
+    control = link.Dup()
+    if link.simulated:
+        control.wire = Wire()  # what is said about a run takes none of its time
+    with open_session(link, control, request) as session:
+        return _run(link, control, session)
 
 
 @contextmanager
@@ -156,7 +176,7 @@ def _run(link: Any, control: Any, session: Session) -> Result:
     watch = Watch(control, session.job, session.model, session.strategy, session.plan, metrics, session.validation_rows,
                   folder.checkpoints if folder else None, session.about, show)
     try:
-        loop(link, session.model, session.optimiser, session.strategy, session.plan, state, watch)
+        loop(link, session.model, session.optimiser, session.strategy, session.plan, state, watch, _pace(link, session.job))
         manifest = _finish(link, control, session, state, watch)
         splits = metrics.finish()
         tested = evaluate_rows(control, session.model, state.params, session.test_rows())
@@ -168,6 +188,11 @@ def _run(link: Any, control: Any, session: Session) -> Result:
     if control.rank == 0:
         _hand_over(session, summary, splits, history)
     return Result(session.model, state.params.views, summary, history, control.rank)
+
+
+def _pace(link: Any, job: Job) -> Pace | None:
+    conditions = Conditions(read_slow(job.slow), job.jitter, job.seed)
+    return conditions.pace(link, job.step_seconds) if conditions or link.simulated else None
 
 
 def _finish(link: Any, control: Any, session: Session, state: State, watch: Watch) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ request
 prediction loop evaluation
 checkpoint recipes warming report folder
 metrics job communicator
+conditions
 strategies
 tuning
 models optim data

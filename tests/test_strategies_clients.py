@@ -7,16 +7,15 @@ import shutil
 import numpy as np
 import pytest
 from clients.bucketed import Bucketed
-from clients.delayed import Delayed
 from clients.gossip import Gossip
 from clients.served import Served
 
 import mpiddl
-from mpiddl.strategies import AllReduce, LocalSGD, Replica, Step, Strategy, chain
+from mpiddl.strategies import AllReduce, Delayed, Hierarchical, LocalSGD, Replica, Step, Strategy, chain
 from mpiddl.transport import virtual
 
 JOB = {"epochs": 3, "batch": 60, "rate": 0.02, "log_every": 7, "quiet": True, "dtype": "float64"}
-ALL = [AllReduce(), LocalSGD(3), Bucketed(), Delayed(2), Served(), Gossip(), chain(Delayed(1), LocalSGD(4))]
+ALL = [AllReduce(), LocalSGD(3), Bucketed(), Delayed(2), Hierarchical(4, 2), Served(), Gossip(), chain(Delayed(1), LocalSGD(4))]
 
 
 def weights(result):

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.clock import now
 from mpiddl.errors import CommError, ShapeError, UsageError
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, REDUCED, SUM, Op, Request
@@ -47,7 +46,7 @@ class Started:
         self._comm, self._wires, self._steps, self._queue = comm, wires, steps, queue
         self._lock = threading.Lock()  # a progress thread may test while the main thread waits
         self._pending: Request | None = None
-        self._arrived, self._entered = now(), 0.0
+        self._arrived, self._entered = comm.now(), 0.0
         self._over = False
         self._then: list[Callable[[], None]] = []
         self._beside = comm.started
@@ -60,7 +59,7 @@ class Started:
                 self._beside.append(self)
 
     def Wait(self) -> None:
-        self._entered = now()
+        self._entered = self._comm.now()
         if self._comm.freed:
             self.give_up("its communicator was freed")
         while not self._over:
@@ -184,7 +183,7 @@ class Started:
             nbytes, messages = wire.meter.bytes, wire.meter.messages
             wire.meter.sent(-nbytes, -messages)
             self._comm.meter.sent(nbytes, messages)
-        left = now()
+        left = self._comm.now()
         self._comm.meter.synchronised(self._arrived, self._entered or left, left)
         while self._then:
             self._then.pop(0)()

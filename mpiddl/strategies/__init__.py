@@ -15,6 +15,8 @@ from mpiddl.strategies.alone import Alone
 from mpiddl.strategies.auto import Auto
 from mpiddl.strategies.base import Combined, Pending, Placement, Replica, Step, Strategy, describe
 from mpiddl.strategies.chain import chain
+from mpiddl.strategies.delayed import Delayed
+from mpiddl.strategies.hierarchical import Hierarchical
 from mpiddl.strategies.local_sgd import LocalSGD
 from mpiddl.strategies.ring import Ring
 from mpiddl.strategies.tree import Tree
@@ -26,7 +28,9 @@ NAMES: dict[str, type[Strategy]] = {
     "allreduce": AllReduce,
     "two-step": TwoStep,
     "ring": Ring,
+    "delayed": Delayed,
     "local-sgd": LocalSGD,
+    "hierarchical": Hierarchical,
 }
 
 __all__ = [
@@ -35,6 +39,8 @@ __all__ = [
     "Alone",
     "Auto",
     "Combined",
+    "Delayed",
+    "Hierarchical",
     "LocalSGD",
     "Pending",
     "Placement",

@@ -1,42 +1,114 @@
 """Local SGD: each rank steps on its own rows; every few steps all ranks take the average of their parameters.
 
-Cost: one all-reduce of V bytes every ``period`` steps, so 1/period of synchronous SGD.
-Source: Stich, ICLR 2019, arXiv:1805.09767, algorithm 1. Departures: momentum and other moments stay with their rank, and the
-average weighs all ranks alike, as in the source, though the last batch of an epoch may be spread unevenly.
-Law: period 1 with plain SGD is `allreduce`, to rounding, whenever the ranks' batches are of equal size.
+Post-local: the first ``after`` steps are those of `allreduce`. With a ``delay`` the average is started at the end of a period
+and applied so many steps later: x <- x + (mean - what it gave). With ``outer`` the change of a period is a step of a slow
+momentum: u <- outer u + (x_0 - mean), x <- x_0 - u, x_0 being where the period began.
+Cost: one all-reduce of V bytes every ``period`` steps, so 1/period of synchronous SGD (momentum=average: twice that).
+Sources: Stich, ICLR 2019, arXiv:1805.09767, algorithm 1; post-local SGD, Lin et al., ICLR 2020, arXiv:1808.07217; late
+averages, Zhou et al. 2020, arXiv:2006.00441 (DaSGD); slow momentum, Wang et al., ICLR 2020, arXiv:1910.00643, algorithm 1 with
+alpha = 1 [interpretation: u is kept in units of parameters, so that a changing rate needs no division]. Departure: the average
+weighs all ranks alike, as in the source, though the last batch of an epoch may be spread unevenly.
+Laws: period 1 with plain SGD is `allreduce`, to rounding, whenever the ranks' batches are of equal size; so is ``after`` at
+the end of the run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from mpiddl.errors import UsageError
-from mpiddl.strategies.base import Replica, Step, Strategy
+from mpiddl.strategies.averages import Averages, average
+from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.transport.base import IN_PLACE, Comm
 
+MOMENTUM = ("own", "average", "reset")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class LocalSGD(Strategy):
-    """Average the parameters every ``period`` steps, and at the end."""
+    """Average the parameters every ``period`` steps, and at the end.
+
+    Parameters
+    ----------
+    period : int
+        Steps from one average to the next.
+    delay : int
+        Steps from the start of an average to its application; below ``period``.
+    after : int
+        Steps of synchronous SGD before the first local one.
+    momentum : str
+        What becomes of the optimiser's moments at an average: each rank keeps its ``own``, takes their ``average``, or
+        ``reset``\\ s them to zero.
+    outer : float
+        Factor of the slow momentum, from 0 (none) to below 1.
+    """
 
     period: int = 8
+    delay: int = 0
+    after: int = 0
+    momentum: str = "own"
+    outer: float = 0.0
     replicated = False
 
     def __post_init__(self) -> None:
-        if self.period < 1:
-            raise UsageError(f"period: got {self.period}, wanted a number of steps, 1 or more")
+        Averages(self.period, self.delay)
+        if self.after < 0:
+            raise UsageError(f"after: got {self.after}, wanted a number of steps, 0 or more")
+        if self.momentum not in MOMENTUM:
+            raise UsageError(f"momentum: got {self.momentum!r}, wanted {', '.join(MOMENTUM)}")
+        if not 0 <= self.outer < 1:
+            raise UsageError(f"outer: got {self.outer}, wanted a factor from 0 to below 1")
+        if self.delay and (self.outer or self.momentum != "own"):
+            raise UsageError("delay: got one beside outer or momentum, wanted averages that are applied at once for these")
+
+    def __repr__(self) -> str:
+        """The period, and what is not as usual."""
+        told = [field for field in fields(self) if field.name == "period" or getattr(self, field.name) != field.default]
+        return f"LocalSGD({', '.join(f'{field.name}={getattr(self, field.name)!r}' for field in told)})"
+
+    def init(self, comm: Comm, replica: Replica) -> Any:
+        return {"began": replica.params.copy(), "slow": np.zeros_like(replica.params)} if self.outer else {}
+
+    def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
+        self._averages.move_on(comm, grad)
+        return state
+
+    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        if step.index >= self.after:
+            return Combined(grad, step.count, state)
+        comm.Allreduce(IN_PLACE, grad)
+        return Combined(grad, step.total, state)
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
-        if (step.index + 1) % self.period == 0:
-            _average(comm, replica)
+        if step.index < self.after:
+            if self.outer:
+                state["began"][:] = replica.params
+            return state
+        state = self._averages.mix(comm, state, replica, step)
+        if self._averages.due(step):
+            self._period_over(comm, state, replica)
         return state
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
-        _average(comm, replica)
+        self._averages.finish(comm, state, replica)
+        average(comm, replica.params)
 
+    def _period_over(self, comm: Comm, state: Any, replica: Replica) -> None:
+        for name in sorted(replica.moments):
+            if self.momentum == "average":
+                average(comm, replica.moments[name])
+            elif self.momentum == "reset":
+                replica.moments[name][:] = 0
+        if self.outer:
+            began, slow = state["began"], state["slow"]
+            slow *= self.outer
+            slow += began - replica.params
+            began -= slow
+            replica.params[:] = began
 
-def _average(comm: Comm, replica: Replica) -> None:
-    if comm.size > 1:
-        comm.Allreduce(IN_PLACE, replica.params)
-        replica.params *= 1 / comm.size
+    @property
+    def _averages(self) -> Averages:
+        return Averages(self.period, self.delay)

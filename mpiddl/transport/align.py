@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpiddl.clock import now
 from mpiddl.transport.base import Comm
 
 ROUNDS = 8  # the shortest of eight round trips is near the least there is; more costs start-up time on many ranks
@@ -25,15 +24,15 @@ def clock_offset(comm: Comm) -> float:
         for other in range(1, comm.size):
             for _ in range(ROUNDS):
                 comm.Recv(cell, other, 0)
-                cell[0] = now()
+                cell[0] = comm.now()
                 comm.Send(cell, other, 0)
         return 0.0
     best, offset = float("inf"), 0.0
     for _ in range(ROUNDS):
-        asked = now()
+        asked = comm.now()
         comm.Send(cell, 0, 0)
         comm.Recv(cell, 0, 0)
-        answered = now()
+        answered = comm.now()
         if answered - asked < best:
             best, offset = answered - asked, float(cell[0]) - (asked + answered) / 2
     return offset

@@ -118,6 +118,7 @@ class Comm(Protocol):
     ``kept`` makes, collectively, what lives as long as the communicator, ``progress`` lets the library move messages,
     ``test_some`` asks the library for several requests at once,
     ``started`` is what this rank has under way, on whatever communicator: who waits for one thing must move the others on.
+    ``now`` is this rank's clock, in seconds; ``simulated``, whether it only tells what it is told.
     ``broken``: an exception ended a collective in the middle; ``held`` is one that came before the steps of a collective, which
     raises it when it is over. Who has called ``kept`` and begins none calls `raise_held`.
     """
@@ -128,7 +129,10 @@ class Comm(Protocol):
     freed: bool
     broken: bool
     held: BaseException | None
+    simulated: bool
     started: list[Any]
+
+    def now(self) -> float: ...
 
     def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None: ...
 

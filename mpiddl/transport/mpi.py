@@ -109,6 +109,9 @@ class MpiComm:
     ``ends_jobs`` prepares for `fail`; parts of a communicator leave that to the whole.
     """
 
+    simulated = False
+    now = staticmethod(now)
+
     def __init__(self, raw: Any, ends_jobs: bool = True):
         self.raw = raw
         self.rank: int = raw.Get_rank()

@@ -1,8 +1,11 @@
 """W virtual ranks in one process, deterministic: the same program, strategy or whole training run, without MPI.
 
-Each rank is a thread, but only the one that holds the baton runs; it hands the baton on, in rank order, where it would
-block. So a program takes the same path every time, a receive nobody answers is found at once (`CommError` naming what
+Each rank is a thread, but only the one that holds the baton runs (`mpiddl.transport.turns`); it hands the baton on where it
+would block. So a program takes the same path every time, a receive nobody answers is found at once (`CommError` naming what
 each rank waits for) instead of hanging, and W up to a few hundred needs no cluster.
+
+Time is simulated: a rank's clock goes on by what `VirtualComm.compute` is told, and by what a message takes on the `Wire`;
+the rank whose clock is behind goes first. So fast and slow ranks meet as they would, and always in the same way.
 
 Cost: a message is one copy; a switch of ranks is one thread hand-over, about 10 microseconds.
 """
@@ -12,10 +15,13 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpiddl.clock import now
 from mpiddl.errors import CommError, UsageError
 from mpiddl.memory import aligned_zeros
 from mpiddl.transport.base import (
@@ -35,10 +41,22 @@ MOST_ASKED = 10_000  # far more turns than any rank computes between two message
 _REDUCE = {"SUM": np.add, "MIN": np.minimum, "MAX": np.maximum, "PROD": np.multiply}
 
 
-def run(size: int, program: Callable[[VirtualComm], Any], nodes: Sequence[int] | None = None) -> list[Any]:
+class Wire(NamedTuple):
+    """What a message takes, in simulated time: ``latency`` seconds, and its bytes at ``rate`` bytes a second."""
+
+    latency: float = 0.0
+    rate: float = inf
+
+    def seconds(self, nbytes: int) -> float:
+        return self.latency + nbytes / self.rate
+
+
+def run(size: int, program: Callable[[VirtualComm], Any], nodes: Sequence[int] | None = None,
+        wire: Wire | None = None) -> list[Any]:
     """Run ``program(comm)`` on ``size`` virtual ranks; return what each returned, in rank order.
 
-    ``nodes`` says on which virtual node each rank is, ``(0, 0, 1, 1)`` for two of two; by default all are on one.
+    ``nodes`` says on which virtual node each rank is, ``(0, 0, 1, 1)`` for two of two; by default all are on one. With
+    a ``wire`` time is simulated; it says what messages between any two of them take.
 
     Raises
     ------
@@ -61,37 +79,49 @@ def run(size: int, program: Callable[[VirtualComm], Any], nodes: Sequence[int] |
         raise UsageError(f"size: got {size}, wanted 1 rank or more")
     if nodes is not None and len(nodes) != size:
         raise UsageError(f"nodes: got {len(nodes)} numbers, wanted one for each of {size} ranks")
-    world = _World(size, list(nodes or [0] * size))
-    return world.run(lambda rank: program(VirtualComm(world, rank, range(size))))
+    world = _World(size, list(nodes or [0] * size), simulated=wire is not None)
+    return world.run(lambda rank: program(VirtualComm(world, rank, range(size), wire or Wire())))
 
 
 @dataclass
 class _Gathering:
-    """One collective call on its way: what the ranks have brought, and the outcome once all have."""
+    """One collective call on its way: what the ranks have brought, the outcome once all have, and since when it is there."""
 
     what: str
     brought: dict[int, Any] = field(default_factory=dict)
     outcome: Any = None
-    done: bool = False
+    since: float | None = None
+
+
+class _Mail(NamedTuple):
+    """A message in a box, and when it arrives."""
+
+    source: int
+    tag: int
+    payload: np.ndarray
+    arrival: float
 
 
 class _World(Turns):
     """What the virtual ranks share: the baton, the mailboxes and the collectives on their way."""
 
-    def __init__(self, size: int, nodes: list[int]):
+    def __init__(self, size: int, nodes: list[int], simulated: bool):
         super().__init__(size)
-        self.nodes = nodes
-        self.mail: dict[tuple[Any, int], list[tuple[int, int, np.ndarray]]] = {}
+        self.nodes, self.simulated = nodes, simulated
+        self.mail: dict[tuple[Any, int], list[_Mail]] = {}
         self.gatherings: dict[tuple[Any, int], _Gathering] = {}
         self.started: list[list[Any]] = [[] for _ in range(size)]
         self.events = 0  # messages and collective calls so far: while none comes, asking again is of no use
 
 
 class VirtualComm:
-    """The communicator of one virtual rank; made by `run`, duplicated by `Dup`, cut by `Split`."""
+    """The communicator of one virtual rank; made by `run`, duplicated by `Dup`, cut by `Split`.
 
-    def __init__(self, world: _World, rank: int, members: Sequence[int], context: tuple[Any, ...] = ()):
-        self.rank, self.size = rank, len(members)
+    wire : what its messages take; that of the one it was made from, unless told otherwise.
+    """
+
+    def __init__(self, world: _World, rank: int, members: Sequence[int], wire: Wire, context: tuple[Any, ...] = ()):
+        self.rank, self.size, self.wire = rank, len(members), wire
         self.meter = Meter()
         self.freed = self.broken = False
         self.held: BaseException | None = None
@@ -101,23 +131,42 @@ class VirtualComm:
         self._children = 0
         self._kept: dict[Any, Any] = {}
 
+    @property
+    def simulated(self) -> bool:
+        """Whether time is."""
+        return self._world.simulated
+
+    @property
+    def clock(self) -> float:
+        """Seconds of this rank's simulated clock."""
+        return self._world.clocks[self._members[self.rank]]
+
+    def now(self) -> float:
+        """Seconds of this rank's simulated clock, or of the real one."""
+        return self.clock if self.simulated else now()
+
+    def compute(self, seconds: float) -> None:
+        """Let so much time pass on this rank's clock, while the others go on."""
+        self._world.pass_time(self._members[self.rank], seconds)
+
     def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None:
         self.Iallreduce(sendbuf, recvbuf, op).Wait()
 
     def Iallreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> VirtualRequest:
         mine = np.array(recvbuf if sendbuf is IN_PLACE else sendbuf)
-        self.meter.sent(allreduce_bytes(self.size, mine.nbytes))
-        gathering = self._bring(mine, lambda parts: _reduce(parts, op), f"an all-reduce ({op.name})")
+        nbytes = allreduce_bytes(self.size, mine.nbytes)
+        self.meter.sent(nbytes)
+        gathering = self._bring(mine, lambda parts: _reduce(parts, op), f"an all-reduce ({op.name})", nbytes)
 
         def deliver() -> None:
             recvbuf[...] = gathering.outcome.reshape(recvbuf.shape)
 
-        return VirtualRequest(self, lambda: gathering.done, "an all-reduce", deliver)
+        return VirtualRequest(self, lambda: gathering.since, "an all-reduce", deliver)
 
     def Bcast(self, buf: np.ndarray, root: int = 0) -> None:
         self._check_rank("root", root)
         self.meter.sent(bcast_bytes(self.size, buf.nbytes))
-        buf[...] = self._together(np.array(buf), lambda parts: parts[root], f"a broadcast from {root}")
+        buf[...] = self._together(np.array(buf), lambda parts: parts[root], f"a broadcast from {root}", buf.nbytes)
 
     def Barrier(self) -> None:
         self._together(None, lambda parts: None, "a barrier")
@@ -137,19 +186,19 @@ class VirtualComm:
 
     def Send(self, buf: np.ndarray, dest: int, tag: int = 0) -> None:
         self._check_rank("dest", dest)
-        self._world.mail.setdefault((self._context, dest), []).append((self.rank, tag, np.array(buf)))
+        box = self._world.mail.setdefault((self._context, dest), [])
+        before = max((mail.arrival for mail in box if mail.source == self.rank), default=0.0)
+        box.append(_Mail(self.rank, tag, np.array(buf), max(self.clock + self.wire.seconds(buf.nbytes), before)))
         self._world.events += 1
         self.meter.sent(buf.nbytes)
 
     def Isend(self, buf: np.ndarray, dest: int, tag: int = 0) -> VirtualRequest:
         self.Send(buf, dest, tag)
-        return VirtualRequest(self, lambda: True, "nothing")
+        return VirtualRequest(self, lambda: 0.0, "nothing")
 
     def Irecv(self, buf: np.ndarray, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> VirtualRequest:
         what = f"a message from {source} under tag {tag}"
-        return VirtualRequest(
-            self, lambda: self._find(source, tag) is not None, what, lambda: self._take(buf, source, tag)
-        )
+        return VirtualRequest(self, lambda: self._arrival(source, tag), what, lambda: self._take(buf, source, tag))
 
     def Recv(self, buf: np.ndarray, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> None:
         self.Irecv(buf, source, tag).Wait()
@@ -161,15 +210,14 @@ class VirtualComm:
         self.Recv(recvbuf, source, recvtag)
 
     def Probe(self, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Envelope:
-        self.block(lambda: self._find(source, tag) is not None, f"any message from {source} under tag {tag}")
-        index = self._find(source, tag)
-        assert index is not None  # block() returned
-        sender, its_tag, _ = self._inbox()[index]
-        return Envelope(sender, its_tag)
+        self.block(lambda: self._arrival(source, tag), f"any message from {source} under tag {tag}")
+        mail = self._find(source, tag)
+        assert mail is not None  # block() returned
+        return Envelope(mail.source, mail.tag)
 
     def Dup(self) -> VirtualComm:
         self._children += 1
-        return VirtualComm(self._world, self.rank, self._members, (*self._context, self._children))
+        return VirtualComm(self._world, self.rank, self._members, self.wire, (*self._context, self._children))
 
     def Split(self, color: int, key: int = 0) -> VirtualComm:
         self._children += 1
@@ -177,7 +225,7 @@ class VirtualComm:
         order = sorted((its_key, rank) for rank, (its_color, its_key) in everyone if its_color == color)
         ranks = [rank for _, rank in order]
         members = [self._members[rank] for rank in ranks]
-        return VirtualComm(self._world, ranks.index(self.rank), members, (*self._context, self._children, color))
+        return VirtualComm(self._world, ranks.index(self.rank), members, self.wire, (*self._context, self._children, color))
 
     def local_ranks(self) -> VirtualComm:
         return self.Split(self.nodes()[self.rank])
@@ -198,7 +246,7 @@ class VirtualComm:
         """Messages of virtual ranks are there as soon as they are sent."""
 
     def library(self) -> str:
-        return "virtual ranks in one process"
+        return "virtual ranks in one process" + ", in simulated time" * self.simulated
 
     def Free(self) -> None:
         """Nothing to free: the world goes when its last rank returns."""
@@ -220,33 +268,38 @@ class VirtualComm:
         """Messages and collective calls of all ranks so far."""
         return self._world.events
 
-    def block(self, ready: Callable[[], bool], what: str) -> None:
-        """Let other ranks run until ``ready()``."""
-        self._world.wait(self._members[self.rank], ready, what)
+    def block(self, since: Callable[[], float | None], what: str, asks: bool = False) -> None:
+        """Let other ranks run until ``since()`` is a moment, or if it only ``asks`` for a turn (`Turns.wait`)."""
+        self._world.wait(self._members[self.rank], since, what, asks)
 
     def meet(self) -> VirtualRequest:
         """A barrier that need not be waited for."""
         gathering = self._bring(None, lambda parts: None, "a meeting")
-        return VirtualRequest(self, lambda: gathering.done, "a meeting")
+        return VirtualRequest(self, lambda: gathering.since, "a meeting")
 
     def exchanged(self, mine: np.ndarray) -> list[np.ndarray]:
         """Every rank's array itself, no copy of it."""
         parts = self._together(mine, dict, "an exchange of memory")
         return [parts[rank] for rank in range(self.size)]
 
-    def _inbox(self) -> list[tuple[int, int, np.ndarray]]:
+    def _inbox(self) -> list[_Mail]:
         return self._world.mail.setdefault((self._context, self.rank), [])
 
-    def _find(self, source: Any, tag: Any) -> int | None:
-        for index, (sender, its_tag, _) in enumerate(self._inbox()):
-            if source in (ANY_SOURCE, sender) and tag in (ANY_TAG, its_tag):
-                return index
-        return None
+    def _find(self, source: Any, tag: Any) -> _Mail | None:
+        """What arrives first."""
+        fits = [mail for mail in self._inbox() if source in (ANY_SOURCE, mail.source) and tag in (ANY_TAG, mail.tag)]
+        return min(fits, key=attrgetter("arrival"), default=None)
+
+    def _arrival(self, source: Any, tag: Any) -> float | None:
+        mail = self._find(source, tag)
+        return mail.arrival if mail is not None else None
 
     def _take(self, buf: np.ndarray, source: Any, tag: Any) -> None:
-        index = self._find(source, tag)
-        assert index is not None  # the request was ready
-        _, _, payload = self._inbox().pop(index)
+        mail = self._find(source, tag)
+        assert mail is not None  # the request was ready
+        box = self._inbox()
+        del box[next(place for place, other in enumerate(box) if other is mail)]
+        payload = mail.payload
         if payload.size > buf.size or payload.dtype != buf.dtype:
             raise CommError(f"message: got {payload.size} {payload.dtype}, the buffer takes {buf.size} {buf.dtype}")
         buf.reshape(-1)[: payload.size] = payload.reshape(-1)
@@ -255,8 +308,11 @@ class VirtualComm:
         if not 0 <= rank < self.size:
             raise CommError(f"{argument}: got {rank}, wanted a rank from 0 to {self.size - 1}")
 
-    def _bring(self, mine: Any, combine: Callable[[dict[int, Any]], Any], what: str) -> _Gathering:
-        """Add this rank's part to its next collective; the last rank to come combines the parts in rank order."""
+    def _bring(self, mine: Any, combine: Callable[[dict[int, Any]], Any], what: str, nbytes: int = 0) -> _Gathering:
+        """Add this rank's part to its next collective; the last rank to come combines the parts in rank order.
+
+        It is over when the last has come and ``nbytes`` have crossed the wire.
+        """
         key = (self._context, self._calls)
         self._calls += 1
         gathering = self._world.gatherings.setdefault(key, _Gathering(what))
@@ -265,13 +321,14 @@ class VirtualComm:
         self._world.events += 1
         gathering.brought[self.rank] = mine
         if len(gathering.brought) == self.size:
-            gathering.outcome, gathering.done = combine(gathering.brought), True
+            gathering.outcome = combine(gathering.brought)
+            gathering.since = self.clock + self.wire.seconds(nbytes)
             del self._world.gatherings[key]
         return gathering
 
-    def _together(self, mine: Any, combine: Callable[[dict[int, Any]], Any], what: str) -> Any:
-        gathering = self._bring(mine, combine, what)
-        self.block(lambda: gathering.done, what)
+    def _together(self, mine: Any, combine: Callable[[dict[int, Any]], Any], what: str, nbytes: int = 0) -> Any:
+        gathering = self._bring(mine, combine, what, nbytes)
+        self.block(lambda: gathering.since, what)
         return gathering.outcome
 
 
@@ -291,22 +348,26 @@ class VirtualShared:
 
 
 class VirtualRequest:
-    """A started operation of a virtual rank."""
+    """A started operation of a virtual rank; ``since()`` is the moment from which it is complete, None if nobody knows yet."""
 
-    def __init__(self, comm: VirtualComm, ready: Callable[[], bool], what: str, deliver: Callable[[], None] | None = None):
-        self._comm, self._ready, self._what, self._deliver = comm, ready, what, deliver
+    def __init__(self, comm: VirtualComm, since: Callable[[], float | None], what: str,
+                 deliver: Callable[[], None] | None = None):
+        self._comm, self._since, self._what, self._deliver = comm, since, what, deliver
         self._done = False
         self._asked, self._events = 0, 0
 
     def Wait(self) -> None:
         if not self._done:
-            self._comm.block(self._ready, self._what)
+            entered = self._comm.now()
+            self._comm.block(self._since, self._what)
+            self._comm.meter.waiting += self._comm.now() - entered
             self._finish()
 
     def Test(self) -> bool:
         if not self._done:
-            self._comm.block(lambda: True, "its next turn")
-            if self._ready():
+            self._comm.block(self._since, "its next turn", asks=True)
+            since = self._since()
+            if since is not None and since <= self._comm.clock:
                 self._finish()
             else:
                 self._be_patient()

@@ -1,0 +1,65 @@
+"""Delayed gradients: what is computed in step t is applied in step t + delay, its all-reduce hidden behind the steps between.
+
+Cost a step: 2 (N-1)/N V sent by a node, N nodes, as `allreduce`, but a step takes the longer of computing and communicating
+rather than both; ``delay`` + 1 buffers of V bytes.
+Sources: Langford, Smola & Zinkevich, NIPS 2009, arXiv:0911.0491, algorithm 1; as a pipeline of all-reduces, Li et al., NeurIPS
+2018, arXiv:1811.03619 (Pipe-SGD, whose K is delay + 1).
+Interpretation: the first ``delay`` steps update nothing, and the last ``delay`` gradients are given up, as in the sources.
+Law: with delay 0 it is `allreduce`, bit for bit where that sums in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiddl.collectives import allreduce
+from mpiddl.errors import UsageError
+from mpiddl.strategies.base import Combined, Replica, Step, Strategy
+from mpiddl.strategies.late import Late, late
+from mpiddl.transport.base import IN_PLACE, Comm
+
+
+@dataclass(frozen=True)
+class Delayed(Strategy):
+    """Apply sums of gradients ``delay`` steps late. State: the sums in flight, oldest first, each with its samples."""
+
+    delay: int = 1
+
+    def __post_init__(self) -> None:
+        if self.delay < 0:
+            raise UsageError(f"delay: got {self.delay}, wanted a number of steps, 0 or more")
+
+    def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
+        trouble = self._late(comm, size, dtype).trouble if self.delay else ""
+        return trouble and f"delayed: {trouble}: the MPI library moves sums on, in the calls that it gets"
+
+    def init(self, comm: Comm, replica: Replica) -> Any:
+        return []
+
+    def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
+        if self.delay:
+            self._late(comm, grad.size, grad.dtype).move_on()
+        return state
+
+    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        if not self.delay:
+            allreduce(comm, IN_PLACE, grad)
+            return Combined(grad, step.total, state)
+        sums = self._late(comm, grad.size, grad.dtype)
+        flight = [*state, {"sum": sums.start(grad), "count": step.total}]
+        if len(flight) <= self.delay:
+            return Combined(grad, 0, flight)
+        oldest, *younger = flight
+        return Combined(sums.wait(oldest["sum"]), oldest["count"], younger)
+
+    def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
+        for flying in state:
+            flying["sum"].wait()
+        if self.delay:
+            self._late(comm, replica.params.size, replica.params.dtype).stop()
+
+    def _late(self, comm: Comm, size: int, dtype: np.dtype) -> Late:
+        return late(comm, self, size, dtype, self.delay + 1)

@@ -1,0 +1,155 @@
+"""Slow ranks and varying steps, in simulated time and in real time."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from test_strategies_clients import JOB, weights
+
+import mpiddl
+from mpiddl.conditions import Conditions, read_slow
+from mpiddl.errors import CommError, UsageError
+from mpiddl.transport import virtual
+from mpiddl.transport.base import ANY_SOURCE, IN_PLACE
+from mpiddl.transport.virtual import Wire
+
+
+def simulated(size, program, latency=0.0, rate=float("inf")):
+    return virtual.run(size, program, wire=Wire(latency, rate))
+
+
+def test_who_is_earlier_goes_first():
+    seen = []
+
+    def program(comm):
+        for step in range(4):
+            comm.compute(1 + comm.rank)
+            seen.append((comm.now(), comm.rank, step))
+
+    simulated(3, program)
+    assert seen == sorted(seen, key=lambda entry: entry[0]) and len(seen) == 12
+
+
+def test_messages_take_latency_and_bytes_and_arrive_in_order():
+    def program(comm):
+        if comm.rank == 0:
+            comm.compute(5)
+            comm.Send(np.zeros(1000), 2)
+            comm.Send(np.zeros(1), 2)  # does not overtake
+            return None
+        if comm.rank == 1:
+            comm.compute(6)
+            comm.Send(np.zeros(1), 2)
+            return None
+        found = []
+        for _ in range(3):
+            source = comm.Probe(ANY_SOURCE).source
+            comm.Recv(np.zeros(1000), source)
+            found.append((source, comm.now()))
+        return found
+
+    assert simulated(3, program, 2.0, 1000.0)[2] == [(1, 8.008), (0, 15.0), (0, 15.0)]
+
+
+def test_a_sum_is_there_when_the_last_has_come_and_may_be_asked_for():
+    def program(comm):
+        comm.compute(10 * comm.rank)
+        total = np.ones(100)
+        request = comm.Iallreduce(IN_PLACE, total)
+        comm.compute(1)
+        asked = comm.now()
+        while not request.Test():
+            pass
+        return asked, comm.now(), total[0]
+
+    first, second = simulated(2, program, 0.5)
+    assert first == (1.0, 10.5, 2.0) and second == (11.0, 11.0, 2.0)
+
+
+def test_who_asks_for_what_nobody_sends_is_told_so():
+    def program(comm):
+        request = comm.Irecv(np.zeros(1), 1)
+        while comm.rank == 0 and not request.Test():
+            pass
+        comm.compute(1)
+
+    with pytest.raises(CommError, match=r"deadlocked: rank 0 asks for a message from 1"):
+        simulated(2, program)
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "delayed:delay=2", "local-sgd:period=4,delay=2", "hierarchical"])
+def test_a_simulated_run_repeats_its_bits_and_its_times(strategy):
+    settings = {**JOB, "simulate": 4, "slow": "1:3", "jitter": 0.2, "message_seconds": 0.3, "strategy": strategy}
+    first, again = (mpiddl.train("mlp", "digits", **settings) for _ in range(2))
+    assert weights(first).tobytes() == weights(again).tobytes() and first.history == again.history
+    other = mpiddl.train("mlp", "digits", **{**settings, "seed": 1})
+    assert first.summary["seconds"] != other.summary["seconds"]
+
+
+def test_simulated_seconds_are_those_of_the_slowest():
+    settings = {**JOB, "simulate": 3, "slow": "2:4", "step_seconds": 0.5, "strategy": "local-sgd:period=1000"}
+    result = mpiddl.train("mlp", "digits", **settings)
+    steps = result.summary["steps"]
+    assert result.summary["seconds"] == pytest.approx(steps * 0.5 * 4)
+    assert [split["compute"] for split in result.summary["per_rank"][:2]] == pytest.approx([steps * 0.5] * 2)
+
+
+def test_a_simulated_run_is_cut_short_and_goes_on(tmp_path):
+    settings = {**JOB, "simulate": 3, "slow": "2:4", "jitter": 0.5, "strategy": "delayed:delay=3", "out": tmp_path}
+    straight = mpiddl.train("mlp", "digits", **{**settings, "out": None})
+    mpiddl.train("mlp", "digits", max_steps=11, **settings)
+    resumed = mpiddl.train("mlp", "digits", resume=True, max_steps=0, **settings)
+    assert weights(resumed).tobytes() == weights(straight).tobytes()
+    assert resumed.summary["seconds"] == pytest.approx(straight.summary["seconds"], rel=0.1)
+
+
+def test_draws_depend_on_rank_and_step_alone():
+    conditions = Conditions({2: 3.0}, jitter=0.25, seed=4)
+    drawn = np.array([[conditions.factor(rank, index) for index in range(400)] for rank in range(3)])
+    assert drawn[:2].min() >= 1 and drawn[:2].max() <= 1.5 and abs(drawn[:2].mean() - 1.25) < 0.02
+    assert drawn[2].min() >= 3 and conditions.factor(1, 7) == drawn[1, 7] != drawn[0, 7]
+
+
+@pytest.mark.mpi
+def test_a_slow_rank_sleeps(comm):
+    last = comm.size - 1
+    settings = {**JOB, "epochs": 1, "max_steps": 8, "strategy": "local-sgd:period=1000"}
+
+    class Slow(type(mpiddl.models.MLP((2, 2)))):
+        """Takes a while for a gradient."""
+
+        def gradient(self, *args, **options):
+            time.sleep(0.02)
+            return super().gradient(*args, **options)
+
+    result = mpiddl.train(Slow((64, 8, 10)), "digits", comm=comm, slow=f"{last}:6", **settings)
+    computed = [split["compute"] for split in result.summary["per_rank"]]
+    assert computed[last] > 8 * 0.02 * 6
+    assert all(seconds > 8 * 0.02 for seconds in computed)
+
+
+@pytest.mark.parametrize("text", ["3", "3:", ":2", "3:0.5", "3:nan", "3:inf", "-1:2", "1:2,1:3", "a:2", "1.5:2"])
+def test_slow_ranks_that_make_no_sense(text):
+    with pytest.raises(UsageError, match=r"slow: got .* wanted RANK:FACTOR"):
+        read_slow(text)
+
+
+@pytest.mark.mpi
+def test_ranks_that_there_are_not(comm):
+    with pytest.raises(UsageError, match=f"slow: got rank {comm.size}, wanted 0 to {comm.size - 1}"):
+        mpiddl.train("mlp", "digits", comm=comm, slow=f"{comm.size}:2", **JOB)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_several_ranks_cannot_simulate(comm):
+    with pytest.raises(UsageError, match=f"simulate: got {comm.size} MPI ranks, wanted one"):
+        mpiddl.train("mlp", "digits", comm=comm, simulate=4, **JOB)
+
+
+def test_a_dry_run_tells_of_the_workers():
+    from mpiddl.training import describe
+
+    text = describe(simulate=5, slow="4:2", epochs=1)
+    assert "rank 4 " in text and "rank 5" not in text

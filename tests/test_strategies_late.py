@@ -1,0 +1,153 @@
+"""Delayed synchronisation: gradients and averages that are applied late, slow momentum, two levels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_strategies_clients import JOB, distance, on_virtual_ranks, weights
+
+import mpiddl
+from mpiddl.errors import UsageError
+from mpiddl.strategies import AllReduce, Delayed, Hierarchical, LocalSGD, Replica, Step, make_strategy
+from mpiddl.topology import neighbours
+from mpiddl.transport import virtual
+
+NODES = [[0, 0, 0], [0, 0, 1, 1], [0, 1, 0], [0, 1, 2]]
+
+
+def steps(program, size, nodes=None):
+    """What ``program(comm, step)`` returns on each rank, ``step`` being a function that makes a `Step`."""
+    return virtual.run(size, lambda comm: program(comm, lambda index: Step(index, 1, size, 0.1)), nodes)
+
+
+def mixed(strategy, given, count, nodes=None):
+    """The parameters of each rank after each step, the rank's update in step t being ``given[rank, t]``."""
+
+    def program(comm, step):
+        replica = Replica(np.full(3, 10.0 * comm.rank), {"velocity": np.full(3, float(comm.rank))})
+        state, seen = strategy.init(comm, replica), []
+        for index in range(count):
+            state = strategy.combine(comm, state, np.zeros(3), replica, step(index)).state
+            replica.params += given[comm.rank, index]
+            state = strategy.mix(comm, state, replica, step(index))
+            seen.append(replica.params.copy())
+        strategy.finish(comm, state, replica)
+        return np.array([*seen, replica.params]), replica.moments["velocity"]
+
+    return steps(program, len(given), nodes)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.parametrize("nodes", [None, [0, 0, 1]])
+@pytest.mark.parametrize("kind", [LocalSGD, Hierarchical])
+def test_late_averages_keep_the_mean_and_what_was_done_meanwhile(kind, nodes, delay):
+    given = np.random.default_rng(0).standard_normal((3, 11, 3))
+    found = np.array([params for params, _ in mixed(kind(4, delay), given, 11, nodes or [0, 1, 2])])
+    if kind is LocalSGD or nodes is None:
+        np.testing.assert_allclose(found.mean(axis=0)[:-1], 10 + np.cumsum(given.mean(axis=0), axis=0))
+    x = 10.0 * np.arange(3)[:, None] + np.zeros((3, 3))
+    kept = None
+    for index in range(11):
+        x = x + given[:, index]
+        if kept is not None and index + 1 >= kept[0] + delay:
+            x, kept = x + kept[1].mean(axis=0) - kept[1], None
+        if (index + 1) % 4 == 0:
+            x, kept = (x, (index + 1, x.copy())) if delay else (x * 0 + x.mean(axis=0), None)
+        np.testing.assert_allclose(found[:, index], x)
+    np.testing.assert_allclose(found[:, -1], np.broadcast_to(x.mean(axis=0), (3, 3)))
+
+
+@pytest.mark.parametrize("momentum", ["own", "average", "reset"])
+def test_what_becomes_of_momentum(momentum):
+    found = [velocity for _, velocity in mixed(LocalSGD(2, momentum=momentum), np.zeros((3, 2, 3)), 2)]
+    wanted = {"own": [0, 1, 2], "average": [1, 1, 1], "reset": [0, 0, 0]}[momentum]
+    np.testing.assert_allclose(found, np.repeat(wanted, 3).reshape(3, 3))
+
+
+def test_slow_momentum_is_that_of_its_source():
+    given = np.random.default_rng(1).standard_normal((2, 9, 3))
+    found = [params for params, _ in mixed(LocalSGD(3, outer=0.6, after=3), given * (np.arange(9) >= 3)[:, None], 9)]
+    began, slow = np.full(3, np.nan), np.zeros(3)
+    began = np.array([[0.0] * 3, [10.0] * 3])  # no gradient, no step: synchronous SGD leaves ranks as they were
+    for period in (1, 2):
+        mean = (began + given[:, 3 * period : 3 * period + 3].sum(axis=1)).mean(axis=0)
+        slow = 0.6 * slow + began - mean
+        began = began - slow
+        np.testing.assert_allclose([params[3 * period + 2] for params in found], began)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_hierarchical_is_all_reduce_in_a_node_and_local_sgd_between_nodes(nodes):
+    settings = {**JOB, "optimiser": "sgd"}
+
+    def run(strategy, size, nodes):
+        return virtual.run(size, lambda comm: mpiddl.train("mlp", "digits", comm=comm, strategy=strategy, **settings), nodes)
+
+    found = weights(run(Hierarchical(3, 0), len(nodes), nodes)[0])
+    alike = {1: AllReduce(), len(nodes): LocalSGD(3)}.get(len(set(nodes)))
+    if alike is not None:
+        assert distance(found, weights(run(alike, len(nodes), nodes)[0])) < 1e-12
+    else:
+        assert distance(found, weights(run(AllReduce(), len(nodes), nodes)[0])) > 1e-6
+    assert len({weights(result).tobytes() for result in run(Hierarchical(3, 2), len(nodes), nodes)}) == 1
+
+
+def test_ranks_of_a_node_have_the_same_bits_in_every_step():
+    given = np.random.default_rng(2).standard_normal((2, 7, 3))[[0, 0, 1, 1]]
+
+    def program(comm, step):
+        replica = Replica(np.full(3, 10.0 * neighbours(comm).topology.node(comm.rank)), {})
+        strategy, state, seen = Hierarchical(3, 1), {}, []
+        for index in range(7):
+            replica.params += given[comm.rank, index]
+            state = strategy.mix(comm, state, replica, step(index))
+            seen.append(replica.params.tobytes())
+        return seen
+
+    first, second, third, fourth = steps(program, 4, [0, 0, 1, 1])
+    assert first == second and third == fourth and first != third
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["delayed:delay=2", "local-sgd:period=4,delay=2", "local-sgd:period=4,outer=0.3,after=5",
+                                  "local-sgd:period=3,momentum=average", "hierarchical:period=4,delay=3"])  # fmt: skip
+def test_on_real_ranks_as_on_virtual_ones(comm, name):
+    real = mpiddl.train("mlp", "digits", comm=comm, strategy=name, **JOB)
+    assert distance(weights(real), weights(on_virtual_ranks(comm.size, make_strategy(name))[0])) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["local-sgd:period=8", "local-sgd:period=8,delay=4", "hierarchical:period=8,delay=4"])
+def test_an_eighth_of_the_bytes(name):
+    def sent(strategy):
+        def program(comm):
+            return mpiddl.train("mlp", "digits", comm=comm, strategy=strategy, **{**JOB, "epochs": 4})
+
+        return virtual.run(4, program, range(4))[0].summary["bytes_sent"]
+
+    assert sent(name) < sent("allreduce") / 7
+
+
+def test_the_first_steps_may_be_synchronous():
+    whole, post = (weights(on_virtual_ranks(3, strategy)[0]) for strategy in (AllReduce(), LocalSGD(4, after=10**6)))
+    assert distance(post, whole) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("delayed:delay=-1", "delay: got -1"),
+        ("local-sgd:period=4,delay=4", "delay: got 4, wanted 0 or more steps, fewer than the period, 4"),
+        ("local-sgd:after=-1", "after: got -1"),
+        ("local-sgd:momentum=none", "momentum: got 'none', wanted own, average, reset"),
+        ("local-sgd:outer=1", "outer: got 1.0"),
+        ("local-sgd:outer=0.5,delay=2", "delay: got one beside outer or momentum"),
+        ("hierarchical:period=0", "period: got 0"),
+    ],
+)
+def test_what_makes_no_sense(name, message):
+    with pytest.raises(UsageError, match=message):
+        make_strategy(name)
+
+
+def test_delay_is_a_strategy_of_its_own():
+    assert make_strategy("delayed:delay=3") == Delayed(3)
