@@ -21,7 +21,7 @@ from mpiddl.errors import CheckpointError, UsageError
 from mpiddl.folder import Folder
 from mpiddl.job import Job
 from mpiddl.layout import DEFAULT_SHARDS, Layout, check_batch, check_branches, shard_count
-from mpiddl.loop import Plan, State
+from mpiddl.loop import Plan, State, applying
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
 from mpiddl.recipes import make_model, make_optimiser, make_schedule
@@ -131,7 +131,8 @@ def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Ch
     with agreed(control):
         if model.init(params.views, generator(job.seed, WEIGHTS)) is not None:
             raise UsageError("model.init: returned something, wanted the parameters filled in place: params['w'][:] = ...")
-    state = State(0, 0, params, session.optimiser.init(params.flat.size, job.dtype), None)
+    state = State(0, 0, params, session.optimiser.init(params.flat.size, job.dtype), None,
+                  applying(session.optimiser, job.clip))
     loaded = None
     if session.earlier:
         with agreed(control):

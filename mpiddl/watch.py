@@ -56,7 +56,7 @@ class Watch:
         self.metrics.add(score, step.count)
         done, last = state.index, state.index == self.plan.steps
         epoch_over = done % self.plan.steps_per_epoch == 0 or last
-        if epoch_over or done % self.job.log_every == 0:
+        if step.total and (epoch_over or done % self.job.log_every == 0):
             line = self.metrics.line(done, done / self.plan.steps_per_epoch, step.rate)
             self.show(line)
             _check_loss(line)
@@ -66,7 +66,7 @@ class Watch:
                     self.ended = f"validation accuracy reached {self.job.target_accuracy:g}"
                 elif self._save_now(done) and not last:
                     self.save(state)
-        if not self.ended and self._late(done):
+        if step.total and not self.ended and self._late(done):  # who serves goes on until nobody is left
             self.ended = f"{self.job.max_seconds:g} s are over"
         return bool(self.ended)
 

@@ -29,12 +29,13 @@ loop, whatever the steps of the others.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpiddl.errors import UsageError
 from mpiddl.layout import rank_shards
 from mpiddl.transport.base import Comm, Request
 
@@ -45,10 +46,12 @@ class Placement(NamedTuple):
     shards : the shards it trains on, each from 0 to the number of shards - 1.
     serves : 0 for a rank that trains. A rank that serves has no end of its own: it loops until `combine` says stop, and
         ``serves`` of its loops count as one step of the learning-rate schedule.
+    endless : a rank that trains has no end of its own, either.
     """
 
     shards: Sequence[int]
     serves: int = 0
+    endless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +62,32 @@ class Step:
     count : samples in this rank's own gradient.
     total : samples in the global batch, over all ranks.
     rate : the learning rate of the step.
+    steps : of the whole run.
     """
 
     index: int
     count: int
     total: int
     rate: float
+    steps: int = 0
+
+
+def _nobody(*args: Any) -> None:
+    raise UsageError("replica.apply: there is no optimiser here, wanted a replica of a training loop")
 
 
 class Replica:
     """What a rank trains: the flat parameters and the optimiser's flat moments, to be changed in place.
 
     ``replica.params += x`` and ``replica.params[:] = x`` change them; ``replica.params = x`` would not, and is refused.
+    ``replica.apply(params, grad, moments, rate, scale, step)`` takes a step of the run's optimiser on any such arrays, the
+    gradient being clipped as the run wants it.
     """
 
-    __slots__ = ("_params", "moments")
+    __slots__ = ("_params", "apply", "moments")
 
-    def __init__(self, params: np.ndarray, moments: dict[str, np.ndarray]):
-        self._params, self.moments = params, moments
+    def __init__(self, params: np.ndarray, moments: dict[str, np.ndarray], apply: Callable[..., None] = _nobody):
+        self._params, self.moments, self.apply = params, moments, apply
 
     @property
     def params(self) -> np.ndarray:
@@ -97,12 +108,14 @@ class Combined:
     count : how many samples it sums; 0 means no local update in this step.
     state : the strategy's new state.
     stop : this rank has done its last step (its `mix` is not called again, its `finish` is).
+    updates : what the strategy has applied itself.
     """
 
     grad: np.ndarray
     count: int
     state: Any
     stop: bool = False
+    updates: int = 0
 
 
 class Pending:
@@ -130,12 +143,14 @@ class Strategy:
     sums_gradients : every step applies the sum of all ranks' gradients and nothing else is exchanged, so that any other
         strategy that says this takes the same steps, to rounding. Said by each class for itself.
     by_shard : the gradient of a rank is wanted as the sum, in a binary tree, of one gradient for each of its shards.
+    optimisers : the names of those it goes with; none: any.
     """
 
     replicated: bool = True
     lockstep: bool = True
     sums_gradients: bool = False
     by_shard: bool = False
+    optimisers: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"{type(self).__qualname__}()"
@@ -158,7 +173,7 @@ class Strategy:
         """What the user should know before a run with gradients of ``size`` elements: a sentence, or nothing. Collective."""
         return ""
 
-    def figures(self, comm: Comm, size: int, dtype: np.dtype) -> dict[str, Any]:
+    def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
         """What the summary of a run says about its communication: plain values. This rank's; it does not talk."""
         return {}
 

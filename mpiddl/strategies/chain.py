@@ -36,8 +36,9 @@ class Chain(Strategy):
     def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
         return "; ".join(filter(None, (member.note(comm, size, dtype) for member in self.members)))
 
-    def figures(self, comm: Comm, size: int, dtype: np.dtype) -> dict[str, Any]:
-        return {name: value for member in self.members for name, value in member.figures(comm, size, dtype).items()}
+    def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
+        found = [member.figures(comm, its, replica) for member, its in zip(self.members, state, strict=True)]
+        return {name: value for part in found for name, value in part.items()}
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         return [member.init(comm, replica) for member in self.members]
