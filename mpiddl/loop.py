@@ -65,6 +65,7 @@ class Plan:
     schedule : learning rate as a function of the steps done.
     clip : largest norm of the mean gradient, 0 for none.
     by_shard : the gradient is made of each shard's rows apart.
+    meet : steps between two meetings of ranks that are not in lockstep, 0 for none.
     """
 
     placement: Placement
@@ -76,6 +77,7 @@ class Plan:
     schedule: Callable[[float], float]
     clip: float
     by_shard: bool = False
+    meet: int = 0
 
     def step(self, index: int) -> tuple[list[Arrays], Step]:
         """The rows, in as many parts as gradients are to be made, and the figures of a rank's loop number ``index``.
@@ -84,11 +86,11 @@ class Plan:
         """
         if self.placement.serves:
             done = index / self.placement.serves
-            return [], Step(index, 0, 0, self.schedule(done), self.steps)
+            return [], Step(index, 0, 0, self.schedule(done), self.steps, self.meet)
         epoch, within = divmod(index, self.steps_per_epoch)
         parts = self.rows.batch_by_shard(epoch, within) if self.by_shard else [self.rows.batch(epoch, within)]
         count = sum(len(x) for x, _ in parts)
-        return parts, Step(index, count, self.batch_rows(within), self.schedule(index), self.steps)
+        return parts, Step(index, count, self.batch_rows(within), self.schedule(index), self.steps, self.meet)
 
     def over(self, index: int) -> bool:
         """Whether this rank's own steps are done; a rank that has no end of its own is told by its strategy."""
@@ -96,7 +98,7 @@ class Plan:
 
 
 def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan: Plan, state: State,
-         after: Callable[[State, Step, Score], bool], pace: Pace | None = None) -> None:
+         after: Callable[[State, Step, Score, bool], bool], pace: Pace | None = None) -> None:
     """Train until the plan is over, the strategy says stop, or ``after`` returns True.
 
     Parameters
@@ -110,7 +112,8 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
     state : State
         Where to begin; changed in place.
     after : callable
-        Called after each step with the state, the step and its score; measures, saves, and says whether to end.
+        Called after each step with the state, the step, its score, and whether all ranks meet; measures, saves, and says
+        whether to end.
     pace : callable, optional
         Called when a rank has computed a gradient: `mpiddl.conditions`.
 
@@ -134,7 +137,7 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
             break
         state.strategy = strategy.mix(comm, state.strategy, state.replica, step)
         state.index += 1
-        if after(state, step, score):
+        if after(state, step, score, combined.meet):
             break
 
 

@@ -238,7 +238,7 @@ def _summary(control: Any, session: Session, state: State, metrics: Metrics, spl
         "bytes_basis": BYTES_BASIS,
         "ranks": control.size,
         "strategy": session.about["strategy"],
-        "ended": ended,
+        "ended": control.bcast(ended),
         "parameters": int(state.params.flat.size),
         "reproducible": session.job.reproducible,
         "checkpoint_sha256": _checksum(session, state, manifest),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from test_strategies_clients import JOB, distance, weights
@@ -206,3 +208,28 @@ def test_what_makes_no_sense(rule, workers, message):
 def test_more_servers_than_parameters():
     with pytest.raises(UsageError, match="servers: got 3 for 2 parameters"):
         virtual.run(4, lambda comm: ParameterServer(3).init(comm, Replica(np.zeros(2), {})))
+
+
+@pytest.mark.parametrize("rule", ["asgd", "dc-asgd-a:servers=2", "ddc-asgd"])
+def test_a_simulated_run_that_was_cut_has_the_bits_of_one_that_was_not(tmp_path, rule):
+    given = settings(rule, simulate=6, slow="1:3", jitter=0.3, checkpoint_every=9, rate=0.005, out=tmp_path)
+    straight = mpiddl.train("mlp", "digits", **given)
+    kept = sorted((tmp_path / "checkpoints").glob("step-*"))
+    assert len(kept) == 3
+    for later in kept[1:]:
+        shutil.rmtree(later)  # as if the job had been killed after this checkpoint
+    resumed = mpiddl.train("mlp", "digits", resume=True, **given)
+    assert weights(resumed).tobytes() == weights(straight).tobytes()
+    assert resumed.summary["staleness"] == straight.summary["staleness"]
+
+
+def test_validation_of_what_the_servers_have():
+    history = simulated("ddc-asgd:servers=2", 5, rate=0.02, epochs=6).history
+    accuracy = [line["validation_accuracy"] for line in history if "validation_accuracy" in line]
+    assert len(accuracy) == 5 and accuracy[-1] > 0.85 > accuracy[0]
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_target_ends_all(comm):
+    given = settings("asgd:servers=2", epochs=500, rate=0.02, optimiser="momentum", target_accuracy=0.7)
+    assert mpiddl.train("mlp", "digits", comm=comm, **given).summary["ended"] == "validation accuracy reached 0.7"

@@ -1,6 +1,6 @@
 """The strategy interface: how ranks agree on one model.
 
-A strategy is seven functions, all optional; what is not written is the identity. Two more, `note` and `figures`, say
+A strategy is eight functions, all optional; what is not written is the identity. Two more, `note` and `figures`, say
 something about it to the user.
 
     placement   which shards a rank trains on
@@ -9,6 +9,7 @@ something about it to the user.
     start       a part of the gradient is final: its exchange may begin while the rest is computed
     combine     the gradients of a step, before the local update
     mix         the parameters, after it
+    model       the one model that ranks stand for whose parameters differ
     finish      the end: every rank leaves with the model it believes in
 
 State is a value: a nest of dicts, lists, numbers, arrays and `Pending` results, passed in and returned. Whatever is in it
@@ -63,6 +64,7 @@ class Step:
     total : samples in the global batch, over all ranks.
     rate : the learning rate of the step.
     steps : of the whole run.
+    meet : how many are between two meetings of all ranks, for validation and checkpoints; 0: there are none.
     """
 
     index: int
@@ -70,6 +72,7 @@ class Step:
     total: int
     rate: float
     steps: int = 0
+    meet: int = 0
 
 
 def _nobody(*args: Any) -> None:
@@ -109,6 +112,7 @@ class Combined:
     state : the strategy's new state.
     stop : this rank has done its last step (its `mix` is not called again, its `finish` is).
     updates : what the strategy has applied itself.
+    meet : all ranks are told so after the same exchange: now they may communicate between steps, though not in lockstep.
     """
 
     grad: np.ndarray
@@ -116,6 +120,7 @@ class Combined:
     state: Any
     stop: bool = False
     updates: int = 0
+    meet: bool = False
 
 
 class Pending:
@@ -192,6 +197,10 @@ class Strategy:
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
         """Exchange parameters after the update, in place; returns the state."""
         return state
+
+    def model(self, comm: Comm, params: np.ndarray) -> np.ndarray | None:
+        """The one model of ranks that are not replicated, ``params`` being this one's; None: the mean of theirs. Collective."""
+        return None
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
         """Leave in ``replica.params`` the model this rank believes in. Called once, after the last step."""

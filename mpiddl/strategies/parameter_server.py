@@ -6,7 +6,8 @@ optimiser's, with what a subclass makes of the gradient and its delay: the updat
 
 Laws: a pull is the shard as it was between two updates; a push is applied once; a shard's version is the number of pushes
 applied to it; nobody waits for a worker's computing; with one worker the steps are those of the optimiser alone, bit for bit.
-The run takes as many pushes as all workers have steps; fast ones make more of them.
+The run takes as many pushes as all workers have steps; fast ones make more of them. All ranks meet, with nothing on its way,
+when the first server has so many more updates: it tells each worker so with its next answer, then everybody that all are there.
 Cost: a step of a worker, V bytes out and V bytes back; a server holds a copy of its shard for each worker, and moments.
 Source: downpour SGD, Dean et al., NIPS 2012, section 4.1, a push and a pull being one exchange.
 """
@@ -24,8 +25,9 @@ from mpiddl.layout import rank_shards
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
 from mpiddl.transport.base import Comm
 
-PUSH, PULL, STOP, DONE = 1, 2, 3, 4
-"""Tags: a gradient; parameters; the run is over (to a worker); a worker leaves (to a server)."""
+PUSH, PULL, MEET, STOP, DONE, ALL, NONE = range(1, 8)
+"""Tags. From workers: a gradient; the worker leaves. To them: parameters; parameters, and wait whether all meet; the run is
+over. From the first server: all have come to meet; somebody has left, so nobody meets."""
 
 
 @dataclass
@@ -93,7 +95,7 @@ class ParameterServer(Strategy):
         moments = {name: moment[begin:end] for name, moment in replica.moments.items()}
         owners = workers if self.own_moments else 1
         return {
-            "version": 0, "pulled": [0] * workers, "counts": [0] * workers, "left": [], "delays": {},
+            "version": 0, "pulled": [0] * workers, "counts": [0] * workers, "left": [], "delays": {}, "met": 0, "told": [],
             "before": np.tile(shard, (workers, 1)),
             "moments": {name: np.tile(moment, (owners, 1)) for name, moment in moments.items()},
             **self.arrays(workers, shard),
@@ -108,14 +110,20 @@ class ParameterServer(Strategy):
         workers = comm.size - self.servers
         if comm.rank < workers and not state["over"]:
             for server in range(workers, comm.size):
-                self._leave(comm, server, replica)
+                self._tell(comm, server, DONE, replica)
         if comm.rank >= workers:  # those that the time limit has ended before
             while len(state["left"]) < workers:
                 self._next(comm, state, replica, np.empty_like(replica.params), budget=0)
-        for number in range(self.servers):
-            begin, end = self._shard(comm, replica, number)
-            comm.Bcast(replica.params[begin:end], workers + number)
+        replica.params[:] = self.model(comm, replica.params)
         state["delays"] = comm.bcast(state.get("delays"), workers)
+
+    def model(self, comm: Comm, params: np.ndarray) -> np.ndarray:
+        """Each server's shard."""
+        whole = params.copy()
+        for number in range(self.servers):
+            begin, end = block_bounds(params.size, self.servers, number)
+            comm.Bcast(whole[begin:end], comm.size - self.servers + number)
+        return whole
 
     def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
         return {"staleness": staleness(state["delays"])}
@@ -126,21 +134,26 @@ class ParameterServer(Strategy):
         for number, server in enumerate(servers):
             begin, end = self._shard(comm, replica, number)
             comm.Send(grad[begin:end], server, PUSH)
-        over = []
+        tags = {}
         for number, server in enumerate(servers):
             begin, end = self._shard(comm, replica, number)
-            tag = comm.Probe(server).tag
-            comm.Recv(replica.params[begin:end], server, tag)
-            over += [server] * (tag == STOP)
-        if over:
-            for server in set(servers) - set(over):
-                self._leave(comm, server, replica)
-        return Combined(grad, 0, {"over": bool(over)}, stop=bool(over))
+            tags[server] = comm.Probe(server).tag
+            comm.Recv(replica.params[begin:end], server, tags[server])
+        meet = tags[servers[0]] == MEET and self._told(comm, servers[0], replica) == ALL
+        over = STOP in tags.values()
+        for server, tag in tags.items():
+            if over and tag != STOP:
+                self._tell(comm, server, DONE, replica)
+        return Combined(grad, 0, {"over": over}, stop=over, meet=meet)
 
     def _serve(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
         workers = comm.size - self.servers
         while len(state["left"]) < workers:
             push = self._next(comm, state, replica, grad, step.steps * workers)
+            if push is None and state["told"] and state["left"]:
+                self._nobody_meets(comm, state, replica)
+            if push is None and state.pop("all", False):
+                return Combined(grad, 0, state, meet=True)
             if push is None:
                 continue
             factor = self.correct(state, push)
@@ -148,8 +161,8 @@ class ParameterServer(Strategy):
             moments = {name: rows[row] for name, rows in state["moments"].items()}
             applied = push.count if self.own_moments else state["version"]
             replica.apply(push.params, push.grad, moments, step.rate, factor, applied)
-            self._answer(comm, state, push)
-            return Combined(grad, 0, state, updates=1)
+            meet = self._answer(comm, state, push, replica, step.meet * workers, step.steps * workers)
+            return Combined(grad, 0, state, updates=1, meet=meet)
         return Combined(grad, 0, state, stop=True)
 
     def _next(self, comm: Comm, state: Any, replica: Replica, room: np.ndarray, budget: int) -> Push | None:
@@ -162,23 +175,47 @@ class ParameterServer(Strategy):
         if tag == PUSH and state["version"] < budget:
             delay = state["version"] - state["pulled"][worker]
             return Push(shard, grad, state["before"][worker], worker, workers, delay, state["counts"][worker])
+        if tag == ALL:
+            state["all"] = True
+            return None
         if tag == PUSH:
             comm.Send(shard, worker, STOP)
         state["left"].append(worker)
         return None
 
-    def _answer(self, comm: Comm, state: Any, push: Push) -> None:
-        """Count a push that has been applied, and send its worker the shard."""
+    def _answer(self, comm: Comm, state: Any, push: Push, replica: Replica, every: int, budget: int) -> bool:
+        """Count a push that has been applied, and send its worker the shard; returns whether all ranks meet now."""
         delays = state["delays"]
         delays[str(push.delay)] = delays.get(str(push.delay), 0) + 1
         state["version"] += 1
         state["counts"][push.worker] += 1
         state["pulled"][push.worker] = state["version"]
         push.before[:] = push.params
-        comm.Send(push.params, push.worker, PULL)
+        first = comm.rank == push.workers and every and not state["left"]
+        if not first or not (state["met"] + 1) * every <= state["version"] < budget:
+            comm.Send(push.params, push.worker, PULL)
+            return False
+        comm.Send(push.params, push.worker, MEET)
+        state["told"].append(push.worker)
+        if len(state["told"]) < push.workers:
+            return False
+        for rank in (*state["told"], *range(comm.rank + 1, comm.size)):
+            self._tell(comm, rank, ALL, replica)
+        state["met"], state["told"] = state["version"] // every, []
+        return True
 
-    def _leave(self, comm: Comm, server: int, replica: Replica) -> None:
-        comm.Send(replica.params[:0], server, DONE)
+    def _nobody_meets(self, comm: Comm, state: Any, replica: Replica) -> None:
+        for worker in state["told"]:
+            self._tell(comm, worker, NONE, replica)
+        state["told"] = []
+
+    def _tell(self, comm: Comm, rank: int, tag: int, replica: Replica) -> None:
+        comm.Send(replica.params[:0], rank, tag)
+
+    def _told(self, comm: Comm, rank: int, replica: Replica) -> int:
+        tag = comm.Probe(rank).tag
+        comm.Recv(replica.params[:0], rank, tag)
+        return tag
 
     def _shard(self, comm: Comm, replica: Replica, number: int) -> tuple[int, int]:
         return block_bounds(replica.params.size, self.servers, number)
