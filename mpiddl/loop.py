@@ -29,6 +29,7 @@ class State:
     params : the model's parameters, flat and by name.
     moments : the optimiser's flat arrays.
     strategy : the strategy's state.
+    apply : a step of the optimiser on arrays of the strategy's own (`Replica.apply`).
     """
 
     index: int
@@ -36,10 +37,11 @@ class State:
     params: FlatBuffer
     moments: dict[str, np.ndarray]
     strategy: Any
+    apply: Callable[..., None]
 
     @property
     def replica(self) -> Replica:
-        return Replica(self.params.flat, self.moments)
+        return Replica(self.params.flat, self.moments, self.apply)
 
 
 class Rows(Protocol):
@@ -63,6 +65,7 @@ class Plan:
     schedule : learning rate as a function of the steps done.
     clip : largest norm of the mean gradient, 0 for none.
     by_shard : the gradient is made of each shard's rows apart.
+    meet : steps between two meetings of ranks that are not in lockstep, 0 for none.
     """
 
     placement: Placement
@@ -74,6 +77,7 @@ class Plan:
     schedule: Callable[[float], float]
     clip: float
     by_shard: bool = False
+    meet: int = 0
 
     def step(self, index: int) -> tuple[list[Arrays], Step]:
         """The rows, in as many parts as gradients are to be made, and the figures of a rank's loop number ``index``.
@@ -82,19 +86,19 @@ class Plan:
         """
         if self.placement.serves:
             done = index / self.placement.serves
-            return [], Step(index, 0, 0, self.schedule(done))
+            return [], Step(index, 0, 0, self.schedule(done), self.steps, self.meet)
         epoch, within = divmod(index, self.steps_per_epoch)
         parts = self.rows.batch_by_shard(epoch, within) if self.by_shard else [self.rows.batch(epoch, within)]
         count = sum(len(x) for x, _ in parts)
-        return parts, Step(index, count, self.batch_rows(within), self.schedule(index))
+        return parts, Step(index, count, self.batch_rows(within), self.schedule(index), self.steps, self.meet)
 
     def over(self, index: int) -> bool:
-        """Whether this rank's own steps are done; a rank that serves is told by its strategy."""
-        return not self.placement.serves and index >= self.steps
+        """Whether this rank's own steps are done; a rank that has no end of its own is told by its strategy."""
+        return not (self.placement.serves or self.placement.endless) and index >= self.steps
 
 
 def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan: Plan, state: State,
-         after: Callable[[State, Step, Score], bool], pace: Pace | None = None) -> None:
+         after: Callable[[State, Step, Score, bool], bool], pace: Pace | None = None) -> None:
     """Train until the plan is over, the strategy says stop, or ``after`` returns True.
 
     Parameters
@@ -108,7 +112,8 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
     state : State
         Where to begin; changed in place.
     after : callable
-        Called after each step with the state, the step and its score; measures, saves, and says whether to end.
+        Called after each step with the state, the step, its score, and whether all ranks meet; measures, saves, and says
+        whether to end.
     pace : callable, optional
         Called when a rank has computed a gradient: `mpiddl.conditions`.
 
@@ -127,20 +132,31 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
         state.strategy = combined.state
         if combined.count:
             update(optimiser, state, combined.grad, 1 / combined.count, step.rate, plan.clip)
+        state.updates += combined.updates
         if combined.stop:
             break
         state.strategy = strategy.mix(comm, state.strategy, state.replica, step)
         state.index += 1
-        if after(state, step, score):
+        if after(state, step, score, combined.meet):
             break
 
 
 def update(optimiser: Optimiser, state: State, grad: np.ndarray, scale: float, rate: float, clip: float) -> None:
     """One update with ``scale * grad``, whose norm is bounded by ``clip`` if that is above 0."""
-    if clip:
-        scale, _ = clip_norm(grad, scale, clip)
-    optimiser.update(state.params.flat, grad, state.moments, rate, scale, state.updates)
+    applying(optimiser, clip)(state.params.flat, grad, state.moments, rate, scale, state.updates)
     state.updates += 1
+
+
+def applying(optimiser: Optimiser, clip: float) -> Callable[..., None]:
+    """``apply(params, grad, moments, rate, scale, step)``: a step with ``scale * grad``, of norm ``clip`` at most if not 0."""
+
+    def apply(params: np.ndarray, grad: np.ndarray, moments: dict[str, np.ndarray], rate: float, scale: float,
+              step: int) -> None:
+        if clip:
+            scale, _ = clip_norm(grad, scale, clip)
+        optimiser.update(params, grad, moments, rate, scale, step)
+
+    return apply
 
 
 class Gradient:

@@ -49,6 +49,10 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
         strategy = make_strategy(request.strategy if is_object(request.strategy) else job.strategy)
         strategy.check(control.size)
         strategy = reproducible(strategy) if job.reproducible else strategy
+        if strategy.optimisers and not is_object(request.optimiser) and job.optimiser not in strategy.optimisers:
+            raise UsageError(
+                f"optimiser: got {job.optimiser}, strategy {describe(strategy)} wants {' or '.join(strategy.optimisers)}"
+            )
         _check_members("model", request.model, ("shapes", "init", "gradient", "predict"))
         _check_members("optimiser", request.optimiser, ("init", "update"))
         if is_object(request.model) and not isinstance(request.model.shapes, Mapping):

@@ -21,7 +21,7 @@ from mpiddl.errors import CheckpointError, UsageError
 from mpiddl.folder import Folder
 from mpiddl.job import Job
 from mpiddl.layout import DEFAULT_SHARDS, Layout, check_batch, check_branches, shard_count
-from mpiddl.loop import Plan, State
+from mpiddl.loop import Plan, State, applying
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
 from mpiddl.recipes import make_model, make_optimiser, make_schedule
@@ -84,7 +84,7 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
     with limited_threads(control, 1 if job.reproducible else job.threads, os.environ) as (share, thread_note):
         if job.threads and isinstance(model, MLP) and not is_object(request.model):
             model = replace(model, threads=share)  # only when asked: small products lose by being shared
-        plan = _plan(job, placement, rows, layout, strategy)
+        plan = replace(_plan(job, placement, rows, layout, strategy), meet=_meet(job, layout, folder))
         about = _about(job, strategy, model, data, layout, control)
         with agreed(control):
             if folder and control.rank == 0:
@@ -131,7 +131,8 @@ def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Ch
     with agreed(control):
         if model.init(params.views, generator(job.seed, WEIGHTS)) is not None:
             raise UsageError("model.init: returned something, wanted the parameters filled in place: params['w'][:] = ...")
-    state = State(0, 0, params, session.optimiser.init(params.flat.size, job.dtype), None)
+    state = State(0, 0, params, session.optimiser.init(params.flat.size, job.dtype), None,
+                  applying(session.optimiser, job.clip))
     loaded = None
     if session.earlier:
         with agreed(control):
@@ -153,6 +154,11 @@ def _plan(job: Job, placement: Placement, rows: Any, layout: Layout, strategy: S
     schedule = make_schedule(job, layout.steps_per_epoch, whole)  # of the whole run, wherever max_steps cuts it
     steps = min(whole, job.max_steps or whole)
     return Plan(placement, rows, layout.batch_rows, layout.steps_per_epoch, steps, whole, schedule, job.clip, strategy.by_shard)
+
+
+def _meet(job: Job, layout: Layout, folder: Folder | None) -> int:
+    """Steps between two meetings of ranks that are not in lockstep: those between two checkpoints, or an epoch's."""
+    return job.checkpoint_every or layout.steps_per_epoch if folder or job.validation else 0
 
 
 def _agreed_data(control: Any, job: Job, request: Request) -> tuple[Data, Any]:

@@ -183,7 +183,7 @@ def _run(link: Any, control: Any, session: Session) -> Result:
     finally:
         shown.close()
         lines.close()
-    figures = session.strategy.figures(link, state.params.flat.size, state.params.dtype)
+    figures = session.strategy.figures(link, state.strategy, state.replica)
     summary = {**_summary(control, session, state, metrics, splits, tested, watch.ended, manifest), **control.bcast(figures)}
     if control.rank == 0:
         _hand_over(session, summary, splits, history)
@@ -226,7 +226,7 @@ def _metrics(link: Any, control: Any, session: Session, lines: Lines, earlier: C
 def _summary(control: Any, session: Session, state: State, metrics: Metrics, splits: list[Split], tested: Evaluation,
              ended: str, manifest: dict[str, Any] | None) -> dict[str, Any]:
     """The result of a run as plain values, the same on every rank. Collective."""
-    updates = control.allgather(state.updates)
+    updates = control.allgather(state.updates // max(session.plan.placement.serves, 1))
     return {
         "test_accuracy": tested.accuracy,
         "test_loss": finite(tested.loss),
@@ -238,7 +238,7 @@ def _summary(control: Any, session: Session, state: State, metrics: Metrics, spl
         "bytes_basis": BYTES_BASIS,
         "ranks": control.size,
         "strategy": session.about["strategy"],
-        "ended": ended,
+        "ended": control.bcast(ended),
         "parameters": int(state.params.flat.size),
         "reproducible": session.job.reproducible,
         "checkpoint_sha256": _checksum(session, state, manifest),

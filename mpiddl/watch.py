@@ -52,11 +52,11 @@ class Watch:
     ended: str = ""
     _check_at: int = field(default=1, init=False)
 
-    def __call__(self, state: State, step: Step, score: Score) -> bool:
+    def __call__(self, state: State, step: Step, score: Score, meet: bool = False) -> bool:
         self.metrics.add(score, step.count)
         done, last = state.index, state.index == self.plan.steps
         epoch_over = done % self.plan.steps_per_epoch == 0 or last
-        if epoch_over or done % self.job.log_every == 0:
+        if step.total and (epoch_over or done % self.job.log_every == 0):
             line = self.metrics.line(done, done / self.plan.steps_per_epoch, step.rate)
             self.show(line)
             _check_loss(line)
@@ -66,7 +66,13 @@ class Watch:
                     self.ended = f"validation accuracy reached {self.job.target_accuracy:g}"
                 elif self._save_now(done) and not last:
                     self.save(state)
-        if not self.ended and self._late(done):
+        if meet:
+            with self.metrics.aside():
+                if self._validated(state):
+                    self.ended = f"validation accuracy reached {self.job.target_accuracy:g}"
+                elif self.checkpoints:
+                    self.save(state)
+        if step.total and not self.ended and self._late(done):  # who serves goes on until nobody is left
             self.ended = f"{self.job.max_seconds:g} s are over"
         return bool(self.ended)
 
@@ -93,11 +99,12 @@ class Watch:
         )
 
     def consensus(self, state: State) -> tuple[FlatBuffer, dict[str, np.ndarray]]:
-        """The one model that the ranks stand for: theirs if they share it, else the mean of theirs. Collective."""
+        """The one model that the ranks stand for: theirs if they share it, else what their strategy says. Collective."""
         if self.strategy.replicated:
             return state.params, state.moments
         mean = FlatBuffer(self.model.shapes, state.params.dtype)
-        mean.flat[:] = self._mean(state.params.flat)
+        told = self.strategy.model(self.comm, state.params.flat)
+        mean.flat[:] = self._mean(state.params.flat) if told is None else told
         return mean, {name: self._mean(moment) for name, moment in state.moments.items()}
 
     def _mean(self, array: np.ndarray) -> np.ndarray:

@@ -12,13 +12,18 @@ from typing import Any
 from mpiddl.errors import UsageError
 from mpiddl.strategies.allreduce import AllReduce
 from mpiddl.strategies.alone import Alone
+from mpiddl.strategies.asgd import ASGD
 from mpiddl.strategies.auto import Auto
 from mpiddl.strategies.base import Combined, Pending, Placement, Replica, Step, Strategy, describe
 from mpiddl.strategies.chain import chain
+from mpiddl.strategies.dana import DANA
+from mpiddl.strategies.dc_asgd import DCASGD, DCASGDAdaptive, DCASGDMomentum
+from mpiddl.strategies.ddc_asgd import DDCASGD
 from mpiddl.strategies.delayed import Delayed
 from mpiddl.strategies.hierarchical import Hierarchical
 from mpiddl.strategies.local_sgd import LocalSGD
 from mpiddl.strategies.ring import Ring
+from mpiddl.strategies.staleness_aware import StalenessAware
 from mpiddl.strategies.tree import Tree
 from mpiddl.strategies.two_step import TwoStep
 
@@ -31,14 +36,27 @@ NAMES: dict[str, type[Strategy]] = {
     "delayed": Delayed,
     "local-sgd": LocalSGD,
     "hierarchical": Hierarchical,
+    "asgd": ASGD,
+    "staleness-aware": StalenessAware,
+    "dc-asgd-c": DCASGD,
+    "dc-asgd-a": DCASGDAdaptive,
+    "dc-asgd-momentum": DCASGDMomentum,
+    "dana": DANA,
+    "ddc-asgd": DDCASGD,
 }
 
 __all__ = [
+    "ASGD",
+    "DANA",
+    "DCASGD",
+    "DDCASGD",
     "NAMES",
     "AllReduce",
     "Alone",
     "Auto",
     "Combined",
+    "DCASGDAdaptive",
+    "DCASGDMomentum",
     "Delayed",
     "Hierarchical",
     "LocalSGD",
@@ -46,6 +64,7 @@ __all__ = [
     "Placement",
     "Replica",
     "Ring",
+    "StalenessAware",
     "Step",
     "Strategy",
     "Tree",

@@ -85,8 +85,8 @@ class Auto(Strategy):
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
         self._way(comm, replica.params.size, replica.params.dtype).stop()
 
-    def figures(self, comm: Comm, size: int, dtype: np.dtype) -> dict[str, Any]:
-        way = self._way(comm, size, dtype)
+    def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
+        way = self._way(comm, replica.params.size, replica.params.dtype)
         return {"sums": f"{way.choice.algorithm}: {way.choice.why}", "overlap": way.hidden.summary()}
 
     def _way(self, comm: Comm, size: int, dtype: np.dtype) -> Way:

@@ -1,6 +1,6 @@
 """The strategy interface: how ranks agree on one model.
 
-A strategy is seven functions, all optional; what is not written is the identity. Two more, `note` and `figures`, say
+A strategy is eight functions, all optional; what is not written is the identity. Two more, `note` and `figures`, say
 something about it to the user.
 
     placement   which shards a rank trains on
@@ -9,6 +9,7 @@ something about it to the user.
     start       a part of the gradient is final: its exchange may begin while the rest is computed
     combine     the gradients of a step, before the local update
     mix         the parameters, after it
+    model       the one model that ranks stand for whose parameters differ
     finish      the end: every rank leaves with the model it believes in
 
 State is a value: a nest of dicts, lists, numbers, arrays and `Pending` results, passed in and returned. Whatever is in it
@@ -29,12 +30,13 @@ loop, whatever the steps of the others.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpiddl.errors import UsageError
 from mpiddl.layout import rank_shards
 from mpiddl.transport.base import Comm, Request
 
@@ -45,10 +47,12 @@ class Placement(NamedTuple):
     shards : the shards it trains on, each from 0 to the number of shards - 1.
     serves : 0 for a rank that trains. A rank that serves has no end of its own: it loops until `combine` says stop, and
         ``serves`` of its loops count as one step of the learning-rate schedule.
+    endless : a rank that trains has no end of its own, either.
     """
 
     shards: Sequence[int]
     serves: int = 0
+    endless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +63,34 @@ class Step:
     count : samples in this rank's own gradient.
     total : samples in the global batch, over all ranks.
     rate : the learning rate of the step.
+    steps : of the whole run.
+    meet : how many are between two meetings of all ranks, for validation and checkpoints; 0: there are none.
     """
 
     index: int
     count: int
     total: int
     rate: float
+    steps: int = 0
+    meet: int = 0
+
+
+def _nobody(*args: Any) -> None:
+    raise UsageError("replica.apply: there is no optimiser here, wanted a replica of a training loop")
 
 
 class Replica:
     """What a rank trains: the flat parameters and the optimiser's flat moments, to be changed in place.
 
     ``replica.params += x`` and ``replica.params[:] = x`` change them; ``replica.params = x`` would not, and is refused.
+    ``replica.apply(params, grad, moments, rate, scale, step)`` takes a step of the run's optimiser on any such arrays, the
+    gradient being clipped as the run wants it.
     """
 
-    __slots__ = ("_params", "moments")
+    __slots__ = ("_params", "apply", "moments")
 
-    def __init__(self, params: np.ndarray, moments: dict[str, np.ndarray]):
-        self._params, self.moments = params, moments
+    def __init__(self, params: np.ndarray, moments: dict[str, np.ndarray], apply: Callable[..., None] = _nobody):
+        self._params, self.moments, self.apply = params, moments, apply
 
     @property
     def params(self) -> np.ndarray:
@@ -97,12 +111,16 @@ class Combined:
     count : how many samples it sums; 0 means no local update in this step.
     state : the strategy's new state.
     stop : this rank has done its last step (its `mix` is not called again, its `finish` is).
+    updates : what the strategy has applied itself.
+    meet : all ranks are told so after the same exchange: now they may communicate between steps, though not in lockstep.
     """
 
     grad: np.ndarray
     count: int
     state: Any
     stop: bool = False
+    updates: int = 0
+    meet: bool = False
 
 
 class Pending:
@@ -130,12 +148,14 @@ class Strategy:
     sums_gradients : every step applies the sum of all ranks' gradients and nothing else is exchanged, so that any other
         strategy that says this takes the same steps, to rounding. Said by each class for itself.
     by_shard : the gradient of a rank is wanted as the sum, in a binary tree, of one gradient for each of its shards.
+    optimisers : the names of those it goes with; none: any.
     """
 
     replicated: bool = True
     lockstep: bool = True
     sums_gradients: bool = False
     by_shard: bool = False
+    optimisers: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"{type(self).__qualname__}()"
@@ -158,7 +178,7 @@ class Strategy:
         """What the user should know before a run with gradients of ``size`` elements: a sentence, or nothing. Collective."""
         return ""
 
-    def figures(self, comm: Comm, size: int, dtype: np.dtype) -> dict[str, Any]:
+    def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
         """What the summary of a run says about its communication: plain values. This rank's; it does not talk."""
         return {}
 
@@ -177,6 +197,10 @@ class Strategy:
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
         """Exchange parameters after the update, in place; returns the state."""
         return state
+
+    def model(self, comm: Comm, params: np.ndarray) -> np.ndarray | None:
+        """The one model of ranks that are not replicated, ``params`` being this one's; None: the mean of theirs. Collective."""
+        return None
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
         """Leave in ``replica.params`` the model this rank believes in. Called once, after the last step."""

@@ -36,8 +36,9 @@ class Chain(Strategy):
     def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
         return "; ".join(filter(None, (member.note(comm, size, dtype) for member in self.members)))
 
-    def figures(self, comm: Comm, size: int, dtype: np.dtype) -> dict[str, Any]:
-        return {name: value for member in self.members for name, value in member.figures(comm, size, dtype).items()}
+    def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
+        found = [member.figures(comm, its, replica) for member, its in zip(self.members, state, strict=True)]
+        return {name: value for part in found for name, value in part.items()}
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         return [member.init(comm, replica) for member in self.members]
@@ -47,16 +48,19 @@ class Chain(Strategy):
         return [first, *state[1:]]
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        states, stop = [], False
+        states, stop, meet, updates = [], False, False, 0
         for member, its in zip(self.members, state, strict=True):
             combined = member.combine(comm, its, grad, replica, step)
             grad, step = combined.grad, replace(step, count=combined.count)
             states.append(combined.state)
-            stop = stop or combined.stop
-        return Combined(grad, step.count, states, stop)
+            stop, meet, updates = stop or combined.stop, meet or combined.meet, updates + combined.updates
+        return Combined(grad, step.count, states, stop, updates, meet)
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
         return [member.mix(comm, its, replica, step) for member, its in zip(self.members, state, strict=True)]
+
+    def model(self, comm: Comm, params: np.ndarray) -> np.ndarray | None:
+        return next((found for member in self.members if (found := member.model(comm, params)) is not None), None)
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
         for member, its in zip(self.members, state, strict=True):

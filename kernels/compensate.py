@@ -1,0 +1,27 @@
+"""Gradients that come late, corrected to first order: what they have changed since is about g g^T (p - before), of which the
+diagonal is taken. Every element is computed alone, so the bits depend on no vector width.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from .jit import kernel
+
+
+@kernel
+def compensate(grad, params, before, strength):
+    """g += strength * g * g * (p - before): 3 reads and 1 write per element."""
+    for i in range(grad.size):
+        g = grad[i]
+        grad[i] = g + strength * g * g * (params[i] - before[i])
+
+
+@kernel
+def compensate_scaled(grad, params, before, square, strength, decay, rest, eps):
+    """s = decay * s + rest * g^2; g += strength / sqrt(s + eps) * g * g * (p - before): 4 reads and 2 writes per element."""
+    for i in range(grad.size):
+        g = grad[i]
+        s = decay * square[i] + rest * g * g
+        square[i] = s
+        grad[i] = g + strength / sqrt(s + eps) * g * g * (params[i] - before[i])

@@ -1,0 +1,16 @@
+"""Asynchronous SGD: the optimiser's step with every gradient as it comes, whatever its delay.
+
+With the optimiser `sgd` it is w <- w - eta g; with `momentum` all workers move one velocity. Cost: `parameter_server`.
+Source: Dean et al., NIPS 2012, section 4.1 (downpour SGD, a push and a pull a step).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpiddl.strategies.parameter_server import ParameterServer
+
+
+@dataclass(frozen=True)
+class ASGD(ParameterServer):
+    """No correction, no damping."""

@@ -1,0 +1,71 @@
+"""Delay-compensated asynchronous SGD: a late gradient is corrected by how far the parameters have moved meanwhile.
+
+g <- g + lambda g * g * (w - w_pulled), elementwise, then the optimiser's step. ``dc-asgd-c``: lambda is ``strength``.
+``dc-asgd-a``: lambda = strength / sqrt(s + 1e-7), s <- decay s + (1 - decay) g * g, for each worker. The source takes the
+optimiser `sgd`; ``dc-asgd-momentum`` is the first with one velocity for all workers, v <- mu v + g [interpretation].
+Cost: `parameter_server`; for ``dc-asgd-a`` another copy of a server's shard for each worker.
+Source: Zheng et al., ICML 2017, arXiv:1609.08326, algorithms 1 and 2. Law: with strength 0 it is `asgd`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiddl import kernels
+from mpiddl.errors import UsageError
+from mpiddl.strategies.parameter_server import ParameterServer, Push
+
+EPS = 1e-7
+
+
+@dataclass(frozen=True)
+class DCASGD(ParameterServer):
+    """Compensation of constant strength."""
+
+    strength: float = 0.04
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.strength < np.inf:
+            raise UsageError(f"strength: got {self.strength}, wanted 0 or more")
+
+    def correct(self, state: dict[str, Any], push: Push) -> float:
+        kernels.compensate(push.grad, push.params, push.before, push.grad.dtype.type(self.strength))
+        return 1.0
+
+
+@dataclass(frozen=True)
+class DCASGDMomentum(DCASGD):
+    """The same, for optimisers with momentum."""
+
+    optimisers = ("momentum", "nesterov")
+
+
+@dataclass(frozen=True)
+class DCASGDAdaptive(DCASGD):
+    """Compensation in proportion to the inverse root of the mean square of a worker's gradients."""
+
+    strength: float = 2.0
+    decay: float = 0.95
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.decay < 1:
+            raise UsageError(f"decay: got {self.decay}, wanted 0 to below 1")
+
+    def arrays(self, workers: int, like: np.ndarray) -> dict[str, Any]:
+        return {"square": np.zeros((workers, like.size), like.dtype)}
+
+    def correct(self, state: dict[str, Any], push: Push) -> float:
+        compensate_adaptively(state, push, self.strength, self.decay)
+        return 1.0
+
+
+def compensate_adaptively(state: dict[str, Any], push: Push, strength: float, decay: float) -> None:
+    """``push.grad`` as in algorithm 2, the worker's mean squares in ``state``."""
+    real, square = push.grad.dtype.type, state["square"][push.worker]
+    numbers = [real(number) for number in (strength, decay, 1 - decay, EPS)]
+    kernels.compensate_scaled(push.grad, push.params, push.before, square, *numbers)

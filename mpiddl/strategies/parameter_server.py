@@ -1,0 +1,236 @@
+"""Asynchronous SGD: serving ranks own the parameters and every update, workers push gradients and pull at their own pace.
+
+The last ``servers`` ranks serve, each a contiguous shard of the parameters; the others work. A worker computes a gradient at
+the parameters it has, sends each server its shard of it, and takes the shard that the server has after its update. That is the
+optimiser's, with what a subclass makes of the gradient and its delay: the updates of the shard since the worker pulled it.
+
+Laws: a pull is the shard as it was between two updates; a push is applied once; a shard's version is the number of pushes
+applied to it; nobody waits for a worker's computing; with one worker the steps are those of the optimiser alone, bit for bit.
+The run takes as many pushes as all workers have steps; fast ones make more of them. All ranks meet, with nothing on its way,
+when the first server has so many more updates: it tells each worker so with its next answer, then everybody that all are there.
+Cost: a step of a worker, V bytes out and V bytes back; a server holds a copy of its shard for each worker, and moments.
+Source: downpour SGD, Dean et al., NIPS 2012, section 4.1, a push and a pull being one exchange.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiddl.collectives.base import block_bounds
+from mpiddl.errors import UsageError
+from mpiddl.layout import rank_shards
+from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
+from mpiddl.transport.base import Comm
+
+PUSH, PULL, MEET, STOP, DONE, ALL, NONE = range(1, 8)
+"""Tags. From workers: a gradient; the worker leaves. To them: parameters; parameters, and wait whether all meet; the run is
+over. From the first server: all have come to meet; somebody has left, so nobody meets."""
+
+
+@dataclass
+class Push:
+    """A gradient that has come to a server, and the shard it is of.
+
+    params, grad : arrays of the shard; ``grad`` is the mean over a batch, and may be overwritten.
+    before : the shard as the worker pulled it.
+    worker, workers : who it is of, and how many there are.
+    delay : updates of the shard since then.
+    count : pushes of this worker that have been applied.
+    """
+
+    params: np.ndarray
+    grad: np.ndarray
+    before: np.ndarray
+    worker: int
+    workers: int
+    delay: int
+    count: int
+
+
+@dataclass(frozen=True)
+class ParameterServer(Strategy):
+    """Subclasses say how a push is corrected, how far it is trusted, and whose moments it moves.
+
+    own_moments : each worker has the optimiser's moments to itself.
+    """
+
+    servers: int = 1
+    own_moments = False
+    replicated = False
+    lockstep = False
+
+    def __post_init__(self) -> None:
+        if self.servers < 1:
+            raise UsageError(f"servers: got {self.servers}, wanted 1 rank or more")
+
+    def check(self, size: int) -> None:
+        if size <= self.servers:
+            raise UsageError(f"ranks: got {size}, wanted {self.servers} to serve (servers) and one or more to work")
+
+    def placement(self, shards: int, rank: int, size: int) -> Placement:
+        workers = size - self.servers
+        if rank >= workers:
+            return Placement((), serves=workers)
+        return Placement(rank_shards(shards, workers, rank), endless=True)
+
+    def correct(self, state: dict[str, Any], push: Push) -> float:
+        """Correct ``push.grad`` in place; returns the factor of its rate."""
+        return 1.0
+
+    def arrays(self, workers: int, like: np.ndarray) -> dict[str, Any]:
+        """What `correct` keeps of a shard beside the parameters."""
+        return {}
+
+    def init(self, comm: Comm, replica: Replica) -> Any:
+        workers = comm.size - self.servers
+        if self.servers > replica.params.size:
+            raise UsageError(f"servers: got {self.servers} for {replica.params.size} parameters, wanted one or more each")
+        if comm.rank < workers:
+            return {"over": False}
+        begin, end = self._shard(comm, replica, comm.rank - workers)
+        shard = replica.params[begin:end]
+        moments = {name: moment[begin:end] for name, moment in replica.moments.items()}
+        owners = workers if self.own_moments else 1
+        return {
+            "version": 0, "pulled": [0] * workers, "counts": [0] * workers, "left": [], "delays": {}, "met": 0, "told": [],
+            "before": np.tile(shard, (workers, 1)),
+            "moments": {name: np.tile(moment, (owners, 1)) for name, moment in moments.items()},
+            **self.arrays(workers, shard),
+        }  # fmt: skip
+
+    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        if comm.rank < comm.size - self.servers:
+            return self._work(comm, state, grad, replica, step)
+        return self._serve(comm, state, grad, replica, step)
+
+    def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
+        workers = comm.size - self.servers
+        if comm.rank < workers and not state["over"]:
+            for server in range(workers, comm.size):
+                self._tell(comm, server, DONE, replica)
+        if comm.rank >= workers:  # those that the time limit has ended before
+            while len(state["left"]) < workers:
+                self._next(comm, state, replica, np.empty_like(replica.params), budget=0)
+        replica.params[:] = self.model(comm, replica.params)
+        state["delays"] = comm.bcast(state.get("delays"), workers)
+
+    def model(self, comm: Comm, params: np.ndarray) -> np.ndarray:
+        """Each server's shard."""
+        whole = params.copy()
+        for number in range(self.servers):
+            begin, end = block_bounds(params.size, self.servers, number)
+            comm.Bcast(whole[begin:end], comm.size - self.servers + number)
+        return whole
+
+    def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
+        return {"staleness": staleness(state["delays"])}
+
+    def _work(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        servers = range(comm.size - self.servers, comm.size)
+        grad *= grad.dtype.type(1 / max(step.count, 1))
+        for number, server in enumerate(servers):
+            begin, end = self._shard(comm, replica, number)
+            comm.Send(grad[begin:end], server, PUSH)
+        tags = {}
+        for number, server in enumerate(servers):
+            begin, end = self._shard(comm, replica, number)
+            tags[server] = comm.Probe(server).tag
+            comm.Recv(replica.params[begin:end], server, tags[server])
+        meet = tags[servers[0]] == MEET and self._told(comm, servers[0], replica) == ALL
+        over = STOP in tags.values()
+        for server, tag in tags.items():
+            if over and tag != STOP:
+                self._tell(comm, server, DONE, replica)
+        return Combined(grad, 0, {"over": over}, stop=over, meet=meet)
+
+    def _serve(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        workers = comm.size - self.servers
+        while len(state["left"]) < workers:
+            push = self._next(comm, state, replica, grad, step.steps * workers)
+            if push is None and state["told"] and state["left"]:
+                self._nobody_meets(comm, state, replica)
+            if push is None and state.pop("all", False):
+                return Combined(grad, 0, state, meet=True)
+            if push is None:
+                continue
+            factor = self.correct(state, push)
+            row = push.worker if self.own_moments else 0
+            moments = {name: rows[row] for name, rows in state["moments"].items()}
+            applied = push.count if self.own_moments else state["version"]
+            replica.apply(push.params, push.grad, moments, step.rate, factor, applied)
+            meet = self._answer(comm, state, push, replica, step.meet * workers, step.steps * workers)
+            return Combined(grad, 0, state, updates=1, meet=meet)
+        return Combined(grad, 0, state, stop=True)
+
+    def _next(self, comm: Comm, state: Any, replica: Replica, room: np.ndarray, budget: int) -> Push | None:
+        """The next message, received into ``room``: a push, unless a worker leaves or all pushes have been made."""
+        workers = comm.size - self.servers
+        begin, end = self._shard(comm, replica, comm.rank - workers)
+        shard, grad = replica.params[begin:end], room[begin:end]
+        worker, tag = comm.Probe()
+        comm.Recv(grad, worker, tag)
+        if tag == PUSH and state["version"] < budget:
+            delay = state["version"] - state["pulled"][worker]
+            return Push(shard, grad, state["before"][worker], worker, workers, delay, state["counts"][worker])
+        if tag == ALL:
+            state["all"] = True
+            return None
+        if tag == PUSH:
+            comm.Send(shard, worker, STOP)
+        state["left"].append(worker)
+        return None
+
+    def _answer(self, comm: Comm, state: Any, push: Push, replica: Replica, every: int, budget: int) -> bool:
+        """Count a push that has been applied, and send its worker the shard; returns whether all ranks meet now."""
+        delays = state["delays"]
+        delays[str(push.delay)] = delays.get(str(push.delay), 0) + 1
+        state["version"] += 1
+        state["counts"][push.worker] += 1
+        state["pulled"][push.worker] = state["version"]
+        push.before[:] = push.params
+        first = comm.rank == push.workers and every and not state["left"]
+        if not first or not (state["met"] + 1) * every <= state["version"] < budget:
+            comm.Send(push.params, push.worker, PULL)
+            return False
+        comm.Send(push.params, push.worker, MEET)
+        state["told"].append(push.worker)
+        if len(state["told"]) < push.workers:
+            return False
+        for rank in (*state["told"], *range(comm.rank + 1, comm.size)):
+            self._tell(comm, rank, ALL, replica)
+        state["met"], state["told"] = state["version"] // every, []
+        return True
+
+    def _nobody_meets(self, comm: Comm, state: Any, replica: Replica) -> None:
+        for worker in state["told"]:
+            self._tell(comm, worker, NONE, replica)
+        state["told"] = []
+
+    def _tell(self, comm: Comm, rank: int, tag: int, replica: Replica) -> None:
+        comm.Send(replica.params[:0], rank, tag)
+
+    def _told(self, comm: Comm, rank: int, replica: Replica) -> int:
+        tag = comm.Probe(rank).tag
+        comm.Recv(replica.params[:0], rank, tag)
+        return tag
+
+    def _shard(self, comm: Comm, replica: Replica, number: int) -> tuple[int, int]:
+        return block_bounds(replica.params.size, self.servers, number)
+
+
+def staleness(delays: dict[str, int]) -> dict[str, Any]:
+    """What pushes met: how many had which delay, the delay that half and that 95 % of them did not pass, the longest.
+
+    Examples
+    --------
+    >>> staleness({"0": 5, "2": 4, "7": 1})
+    {'pushes': 10, 'median': 0, 'of_95': 7, 'longest': 7, 'histogram': {'0': 5, '2': 4, '7': 1}}
+    """
+    found = sorted((int(delay), count) for delay, count in delays.items())
+    each = np.repeat([delay for delay, _ in found], [count for _, count in found]) if found else np.zeros(1, int)
+    half, most = (int(each[int(np.ceil(share * len(each))) - 1]) for share in (0.5, 0.95))
+    histogram = {str(delay): count for delay, count in found}
+    return {"pushes": sum(histogram.values()), "median": half, "of_95": most, "longest": int(each[-1]), "histogram": histogram}

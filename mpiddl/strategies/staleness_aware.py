@@ -1,0 +1,20 @@
+"""Staleness-aware asynchronous SGD: a gradient's rate is divided by its delay.
+
+w <- w - eta / max(tau, 1) g, with the optimiser's momentum where it has one. Cost: `parameter_server`.
+Source: Zhang et al., IJCAI 2016, arXiv:1511.05950. Law: with delays of 0 and 1 it is `asgd`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mpiddl.strategies.parameter_server import ParameterServer, Push
+
+
+@dataclass(frozen=True)
+class StalenessAware(ParameterServer):
+    """Damp by the delay."""
+
+    def correct(self, state: dict[str, Any], push: Push) -> float:
+        return 1 / max(push.delay, 1)

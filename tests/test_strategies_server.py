@@ -1,0 +1,235 @@
+"""The parameter server: what is promised of pushes and pulls, and the laws of the rules."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from test_strategies_clients import JOB, distance, weights
+
+import mpiddl
+from mpiddl.errors import UsageError
+from mpiddl.strategies import ASGD, DANA, DCASGD, DDCASGD, DCASGDAdaptive, Replica, Step, make_strategy
+from mpiddl.strategies.parameter_server import ParameterServer, Push
+from mpiddl.transport import virtual
+
+RULES = ["asgd", "staleness-aware", "dc-asgd-c", "dc-asgd-a", "dc-asgd-momentum", "dana", "ddc-asgd"]
+
+
+def settings(rule, **more):
+    return {**JOB, "optimiser": "nesterov", "rate": 0.01, "strategy": rule, **more}
+
+
+def simulated(rule, workers, **more):
+    return mpiddl.train("mlp", "digits", simulate=workers + 1, **settings(rule, **more))
+
+
+def pushed(comm, strategy, value, size=1000, steps=50, meanwhile=lambda: None):
+    """Each worker pushes ``value(pulled)`` as gradients that are added to the parameters; what it has pulled, and the end."""
+    params, state, seen = np.zeros(size), None, []
+
+    def add(params, grad, moments, rate, scale, step):
+        params += scale * grad
+
+    replica = Replica(params, {}, add)
+    state, grad, over = strategy.init(comm, replica), np.zeros(size), False
+    while not over:
+        if comm.rank < comm.size - strategy.servers:
+            grad[:] = value(params)
+            meanwhile()
+        combined = strategy.combine(comm, state, grad, replica, Step(0, 1, comm.size, 1.0, steps))
+        state, over = combined.state, combined.stop
+        seen.append(params.copy())
+    strategy.finish(comm, state, replica)
+    return np.array(seen), params, strategy.figures(comm, state, replica)["staleness"]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ten_thousand_pushes_of_one_add_up(comm, link):
+    workers = comm.size - 1
+    steps = 10_000 // workers
+    seen, params, delays = pushed(link, ASGD(), lambda _: 1.0, size=64, steps=steps)
+    assert (params == steps * workers).all() and delays["pushes"] == steps * workers
+    if comm.rank < workers:
+        assert (np.diff(seen[:, 0]) >= 0).all() and (seen == seen[:, :1]).all()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_no_reader_ever_sees_two_stamps_in_a_shard(comm, link, servers):
+    if servers >= comm.size:
+        servers = comm.size - 1
+    stamp = [0.0]
+
+    def value(pulled):
+        stamp[0] += 1
+        return comm.rank * 1000 + stamp[0] - pulled  # so that the parameters become this worker's stamp
+
+    class Stamps(ASGD):
+        def correct(self, state, push):
+            push.grad += push.before - push.params  # the pulled shard is what the worker has subtracted
+            return 1.0
+
+    seen, params, _ = pushed(link, Stamps(servers), value, size=100_003)
+    if comm.rank < comm.size - servers:
+        for number in range(servers):
+            edges = np.linspace(0, 100_003, servers + 1)
+            begin, end = int(np.ceil(edges[number] + 1)), int(edges[number + 1] - 1)
+            assert (seen[:, begin:end] == seen[:, begin : begin + 1]).all()
+    assert len(set(comm.allgather(params.tobytes()))) == 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("optimiser", ["nesterov", "momentum", "sgd", "adam"])
+def test_with_one_worker_every_rule_is_the_optimiser_alone(rule, optimiser):
+    wanted = make_strategy(rule).optimisers
+    if wanted and optimiser not in wanted:
+        with pytest.raises(UsageError, match=f"optimiser: got {optimiser}, strategy .* wants {' or '.join(wanted)}"):
+            simulated(rule, 1, optimiser=optimiser)
+        return
+    alone = mpiddl.train("mlp", "digits", **settings("alone", optimiser=optimiser))
+    served = simulated(rule, 1, optimiser=optimiser)
+    assert weights(served).tobytes() == weights(alone).tobytes()
+    assert served.summary["steps"] == alone.summary["steps"]
+    assert served.summary["staleness"]["longest"] == 0
+
+
+@pytest.mark.parametrize(
+    ("special", "parent"),
+    [
+        (DCASGD(strength=0), ASGD()),
+        (DCASGDAdaptive(strength=0), ASGD()),
+        (DDCASGD(strength=0, reference=float("inf")), DANA()),
+        (ASGD(servers=3), ASGD()),
+        (DDCASGD(servers=2), DDCASGD()),
+    ],
+    ids=repr,
+)
+def test_special_cases_are_their_parents(special, parent):
+    runs = [mpiddl.train("mlp", "digits", simulate=5 + strategy.servers, **settings(strategy, jitter=0.3, slow="1:3"))
+            for strategy in (special, parent)]  # fmt: skip
+    assert weights(runs[0]).tobytes() == weights(runs[1]).tobytes()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_eight_workers_of_different_speed_learn_in_the_same_way_every_time(rule):
+    runs = [simulated(rule, 8, slow="0:2,7:6", jitter=0.2, rate=0.004, epochs=6) for _ in range(2)]
+    assert weights(runs[0]).tobytes() == weights(runs[1]).tobytes()
+    summary = runs[0].summary
+    assert summary["test_accuracy"] > 0.8
+    delays = summary["staleness"]
+    assert delays["pushes"] == 8 * summary["steps"] and 5 <= delays["median"] <= 8 and delays["longest"] > 12
+    assert summary["seconds"] < 8 * summary["steps"] / 5  # fast ones take over the work of the slow ones
+
+
+def test_delays_are_those_of_the_schedule():
+    """Equal workers push in turn: the first ones meet 0, 1, 2, ... updates, then each W - 1."""
+    result = simulated("asgd", 4, epochs=1, max_steps=10)
+    assert result.summary["staleness"]["histogram"] == {"0": 1, "1": 1, "2": 1, "3": 37}
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_rules_are_what_they_say(workers):
+    rng = np.random.default_rng(workers)
+    params, before, grad = rng.standard_normal((3, 50))
+    square = rng.random((workers, 50))
+
+    def push(delay):
+        return Push(params, grad.copy(), before, 0, workers, delay, 9)
+
+    constant, adaptive = push(3), push(3)
+    assert DCASGD(strength=0.5).correct({}, constant) == 1
+    np.testing.assert_allclose(constant.grad, grad + 0.5 * grad**2 * (params - before))
+    mean = 0.9 * square[0] + 0.1 * grad**2
+    wanted = grad + 3 / np.sqrt(mean + 1e-7) * grad**2 * (params - before)
+    state = {"square": square.copy()}
+    assert DCASGDAdaptive(strength=3, decay=0.9).correct(state, adaptive) == 1
+    np.testing.assert_allclose(adaptive.grad, wanted)
+    np.testing.assert_allclose(state["square"][0], mean)
+    np.testing.assert_array_equal(state["square"][1:], square[1:])
+    state, dynamic = {"square": square.copy()}, push(6)
+    assert DDCASGD(strength=3, decay=0.9, reference=4).correct(state, dynamic) == pytest.approx(1 / (1 + 6 / 4))
+    np.testing.assert_allclose(dynamic.grad, wanted)
+    assert DDCASGD(reference=4).correct({"square": square.copy()}, push(0)) == pytest.approx(1 / (1 + (workers - 1) / 4))
+    assert [make_strategy("staleness-aware").correct({}, push(delay)) for delay in (0, 1, 4)] == [1, 1, 0.25]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("rule", ["asgd", "ddc-asgd"])
+def test_on_real_ranks(comm, rule):
+    result = mpiddl.train("mlp", "digits", comm=comm, **settings(rule, rate=0.02))
+    assert result.summary["test_accuracy"] > 0.7
+    assert result.summary["staleness"]["pushes"] == result.summary["steps"] * (comm.size - 1)
+    assert len(set(comm.allgather(weights(result).tobytes()))) == 1
+    if comm.size == 2:
+        alone = virtual.run(1, lambda own: mpiddl.train("mlp", "digits", comm=own, **settings("alone", rate=0.02)))[0]
+        assert distance(weights(result), weights(alone)) < 1e-12
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_time_limit_ends_all(comm):
+    result = mpiddl.train("mlp", "digits", comm=comm, **settings("asgd", epochs=10_000, max_seconds=0.5))
+    assert result.summary["ended"] == "0.5 s are over" and result.summary["staleness"]["pushes"] > 0
+
+
+def test_a_worker_that_leaves_does_not_stop_the_others():
+    def program(comm):
+        strategy, replica = ASGD(), Replica(np.zeros(8), {}, lambda params, grad, *rest: params.__iadd__(grad))
+        state, done = strategy.init(comm, replica), 0
+        while not (comm.rank == 1 and done == 3):
+            comm.compute(1.0)
+            combined = strategy.combine(comm, state, np.ones(8), replica, Step(0, 1, 3, 1.0, 20))
+            state, done = combined.state, done + 1
+            if combined.stop:
+                break
+        strategy.finish(comm, state, replica)
+        return replica.params[0], done
+
+    (first, long), (second, short), *_ = virtual.run(4, program, wire=virtual.Wire())
+    assert first == second == 60 and short == 3 and long > 20
+
+
+@pytest.mark.parametrize(
+    ("rule", "workers", "message"),
+    [
+        ("asgd:servers=3", 2, r"ranks: got 3, wanted 3 to serve \(servers\) and one or more to work"),
+        ("asgd:servers=0", 2, "servers: got 0"),
+        ("dc-asgd-c:strength=-1", 2, r"strength: got -1\.0"),
+        ("dc-asgd-a:decay=1", 2, r"decay: got 1\.0"),
+        ("ddc-asgd:reference=0", 2, r"reference: got 0\.0"),
+    ],
+)
+def test_what_makes_no_sense(rule, workers, message):
+    with pytest.raises(UsageError, match=message):
+        simulated(rule, workers)
+
+
+def test_more_servers_than_parameters():
+    with pytest.raises(UsageError, match="servers: got 3 for 2 parameters"):
+        virtual.run(4, lambda comm: ParameterServer(3).init(comm, Replica(np.zeros(2), {})))
+
+
+@pytest.mark.parametrize("rule", ["asgd", "dc-asgd-a:servers=2", "ddc-asgd"])
+def test_a_simulated_run_that_was_cut_has_the_bits_of_one_that_was_not(tmp_path, rule):
+    given = settings(rule, simulate=6, slow="1:3", jitter=0.3, checkpoint_every=9, rate=0.005, out=tmp_path)
+    straight = mpiddl.train("mlp", "digits", **given)
+    kept = sorted((tmp_path / "checkpoints").glob("step-*"))
+    assert len(kept) == 3
+    for later in kept[1:]:
+        shutil.rmtree(later)  # as if the job had been killed after this checkpoint
+    resumed = mpiddl.train("mlp", "digits", resume=True, **given)
+    assert weights(resumed).tobytes() == weights(straight).tobytes()
+    assert resumed.summary["staleness"] == straight.summary["staleness"]
+
+
+def test_validation_of_what_the_servers_have():
+    history = simulated("ddc-asgd:servers=2", 5, rate=0.02, epochs=6).history
+    accuracy = [line["validation_accuracy"] for line in history if "validation_accuracy" in line]
+    assert len(accuracy) == 5 and accuracy[-1] > 0.85 > accuracy[0]
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_target_ends_all(comm):
+    given = settings("asgd:servers=2", epochs=500, rate=0.02, optimiser="momentum", target_accuracy=0.7)
+    assert mpiddl.train("mlp", "digits", comm=comm, **given).summary["ended"] == "validation accuracy reached 0.7"
