@@ -136,7 +136,8 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
         if combined.stop:
             break
         state.strategy = strategy.mix(comm, state.strategy, state.replica, step)
-        state.index += 1
+        if combined.count or combined.updates or not plan.placement.serves:
+            state.index += 1
         if after(state, step, score, combined.meet):
             break
 

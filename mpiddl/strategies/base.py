@@ -46,7 +46,7 @@ class Placement(NamedTuple):
 
     shards : the shards it trains on, each from 0 to the number of shards - 1.
     serves : 0 for a rank that trains. A rank that serves has no end of its own: it loops until `combine` says stop, and
-        ``serves`` of its loops count as one step of the learning-rate schedule.
+        ``serves`` loops in which something was applied count as one step of the learning-rate schedule.
     endless : a rank that trains has no end of its own, either.
     """
 

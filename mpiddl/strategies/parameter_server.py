@@ -134,12 +134,16 @@ class ParameterServer(Strategy):
         for number, server in enumerate(servers):
             begin, end = self._shard(comm, replica, number)
             comm.Send(grad[begin:end], server, PUSH)
-        tags = {}
-        for number, server in enumerate(servers):
-            begin, end = self._shard(comm, replica, number)
-            tags[server] = comm.Probe(server).tag
-            comm.Recv(replica.params[begin:end], server, tags[server])
-        meet = tags[servers[0]] == MEET and self._told(comm, servers[0], replica) == ALL
+        tags, word = dict[int, int](), 0
+        while len(tags) < len(servers):  # as they come: a server that waits for us may hold up those that others wait for
+            server, tag = comm.Probe()
+            if server in tags:
+                word = self._told(comm, server, replica)
+                continue
+            begin, end = self._shard(comm, replica, server - servers[0])
+            comm.Recv(replica.params[begin:end], server, tag)
+            tags[server] = tag
+        meet = tags[servers[0]] == MEET and (word or self._told(comm, servers[0], replica)) == ALL
         over = STOP in tags.values()
         for server, tag in tags.items():
             if over and tag != STOP:
