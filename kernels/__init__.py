@@ -3,7 +3,7 @@
 Nothing is compiled at import; each kernel is compiled at its first call, or loaded from numba's cache.
 """
 
-from .compensate import compensate, compensate_scaled
+from .compensate import compensate, compensate_damped, compensate_scaled
 from .dense_forward import forward, forward_scratch
 from .dense_input_gradient import input_gradient, input_gradient_scratch
 from .dense_weight_gradient import weight_gradient, weight_gradient_scratch
@@ -21,6 +21,7 @@ __all__ = [
     "WIDTH",
     "adam",
     "compensate",
+    "compensate_damped",
     "compensate_scaled",
     "forward",
     "forward_scratch",

@@ -60,29 +60,3 @@ class Conditions:
         if comm.simulated:
             return lambda index, seconds: comm.compute(step_seconds * self.factor(comm.rank, index))
         return lambda index, seconds: time.sleep(seconds * (self.factor(comm.rank, index) - 1))
-
-
-def read_slow(text: str) -> dict[int, float]:
-    """``RANK:FACTOR,RANK:FACTOR`` as a mapping.
-
-    Raises
-    ------
-    UsageError
-        For anything else, a factor below 1, or a rank that is told twice.
-
-    Examples
-    --------
-    >>> read_slow("3:4,5:1.5")
-    {3: 4.0, 5: 1.5}
-    """
-    found: dict[int, float] = {}
-    for part in filter(None, text.split(",")):
-        rank, colon, factor = part.partition(":")
-        try:
-            number, times = int(rank), float(factor)
-        except ValueError:
-            number, times = -1, 0.0
-        if not colon or number < 0 or not 1 <= times < float("inf") or number in found:
-            raise UsageError(f"slow: got {part!r}, wanted RANK:FACTOR with a factor from 1, each rank once, such as 3:4")
-        found[number] = times
-    return found

@@ -17,7 +17,6 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from mpiddl.conditions import read_slow
 from mpiddl.errors import UsageError
 
 LARGEST = 10**300  # beyond, floats end
@@ -114,6 +113,32 @@ class Job:
         """The base rate: the one given, or the optimiser's usual one; scaled with the batch if asked."""
         usual = 0.001 if self.optimiser.startswith("adam") else 0.05
         return (self.rate or usual) * (self.batch / self.scale_rate if self.scale_rate else 1.0)
+
+
+def read_slow(text: str) -> dict[int, float]:
+    """``RANK:FACTOR,RANK:FACTOR`` as a mapping.
+
+    Raises
+    ------
+    UsageError
+        For anything else, a factor below 1, or a rank that is told twice.
+
+    Examples
+    --------
+    >>> read_slow("3:4,5:1.5")
+    {3: 4.0, 5: 1.5}
+    """
+    found: dict[int, float] = {}
+    for part in filter(None, text.split(",")):
+        rank, colon, factor = part.partition(":")
+        try:
+            number, times = int(rank), float(factor)
+        except ValueError:
+            number, times = -1, 0.0
+        if not colon or number < 0 or not 1 <= times < float("inf") or number in found:
+            raise UsageError(f"slow: got {part!r}, wanted RANK:FACTOR with a factor from 1, each rank once, such as 3:4")
+        found[number] = times
+    return found
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Job)}

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpiddl import checkpoint
-from mpiddl.conditions import Conditions, read_slow
+from mpiddl.conditions import Conditions
 from mpiddl.errors import UsageError
 from mpiddl.folder import Folder
-from mpiddl.job import FIELDS, Job, make_job
+from mpiddl.job import FIELDS, Job, make_job, read_slow
 from mpiddl.strategies import Strategy, describe, make_strategy, reproducible
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__

@@ -14,11 +14,11 @@ import numpy as np
 
 from mpiddl import report
 from mpiddl.checkpoint import MODEL, Checkpoint, checksum
-from mpiddl.conditions import Conditions, Pace, read_slow
+from mpiddl.conditions import Conditions, Pace
 from mpiddl.errors import UsageError
 from mpiddl.evaluation import Evaluation, evaluate_rows
 from mpiddl.folder import Folder
-from mpiddl.job import Job
+from mpiddl.job import Job, read_slow
 from mpiddl.loop import State, loop
 from mpiddl.metrics import Lines, Metrics, Split, finite
 from mpiddl.prediction import outputs

@@ -6,9 +6,8 @@
 
 A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
 those with the mpi mark; as it is the longest by far, its files are dealt to eight parts, unless pytest is given arguments.
-First of all a single process fills the cache of compiled kernels that all parts share. Most tests are many small
-processes that wait a good deal: so as many parts run at a time as there are cores but one, and two on two cores; of
-those on several ranks, which keep their cores busy, one, as long as there are others.
+First of all a single process fills the cache of compiled kernels that all parts share. Two parts run at a time, where
+there are two cores, those of one rank first.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +75,10 @@ def main() -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     parts = [Part(mpi, size, deal) for size in options.sizes for deal in _deals(size, options) for mpi in options.mpi]
     warm(next(iter(options.mpi.values())))
-    cores = len(os.sched_getaffinity(0))
-    workers = min(cores, max(2, cores - 1))
-    single, several = (iter([part for part in parts if (part.size > 1) == more]) for more in (False, True))
+    workers = min(2, len(os.sched_getaffinity(0)))
+    waiting = iter(sorted(parts, key=lambda part: (part.size > 1, -part.size)))
     with ThreadPoolExecutor(workers) as pool:
-        first = pool.submit(run, chain(several, single), options, live=True)
-        others = [pool.submit(run, chain(single, several), options, live=False) for _ in range(workers - 1)]
-        for worker in (first, *others):
-            worker.result()
+        list(pool.map(lambda worker: run(waiting, options, live=worker == 0), range(workers)))
     summary = summarise(parts, time.monotonic() - since)
     (BUILD / "summary.txt").write_text(summary)
     print(summary, end="", flush=True)
@@ -106,7 +100,7 @@ def warm(python: Path) -> None:
 def run(waiting: Iterator[Part], options: argparse.Namespace, live: bool) -> None:
     """Run pytest for the next part until none waits; the output comes as it is written, or when a part has ended.
 
-    Workers share what ``waiting`` goes through, iterators of lists: their `next` is one step, so no part is run twice.
+    Workers share ``waiting``, a list's iterator: its `next` is one step, so no part is run twice.
     """
     for part in waiting:
         with contextlib.ExitStack() as stack:

@@ -35,14 +35,19 @@ def staying(monkeypatch):
         sent.append(buf)
         self._world.events += 1
         number = len(sent)
-        return VirtualRequest(self, lambda: len(asked) >= number, f"{dest} to ask", lambda: carry(sent, asked, done, number))
+        since = lambda: once(len(asked) >= number)  # noqa: E731
+        return VirtualRequest(self, since, f"{dest} to ask", lambda: carry(sent, asked, done, number))
 
     def Irecv(self, buf, source, tag):
         sent, asked, done = mail.setdefault((self._context, source, self.rank, tag), ([], [], [0]))
         asked.append(buf)
         self._world.events += 1
         number = len(asked)
-        return VirtualRequest(self, lambda: len(sent) >= number, f"word of {source}", lambda: carry(sent, asked, done, number))
+        since = lambda: once(len(sent) >= number)  # noqa: E731
+        return VirtualRequest(self, since, f"word of {source}", lambda: carry(sent, asked, done, number))
+
+    def once(ready):
+        return 0.0 if ready else None
 
     def carry(sent, asked, done, number):
         for turn in range(done[0], number):
@@ -57,7 +62,7 @@ def staying(monkeypatch):
 def be_late(comm, late):
     """The others have had many turns before this rank comes."""
     for _ in range(200 if comm.rank == late else 0):
-        comm.block(lambda: True, "its next turn")
+        comm.block(lambda: 0.0, "its next turn")
 
 
 def start_all(comm, round_number=0):

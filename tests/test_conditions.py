@@ -9,8 +9,9 @@ import pytest
 from test_strategies_clients import JOB, weights
 
 import mpiddl
-from mpiddl.conditions import Conditions, read_slow
+from mpiddl.conditions import Conditions
 from mpiddl.errors import CommError, UsageError
+from mpiddl.job import read_slow
 from mpiddl.transport import virtual
 from mpiddl.transport.base import ANY_SOURCE, IN_PLACE
 from mpiddl.transport.virtual import Wire

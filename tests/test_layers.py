@@ -19,8 +19,7 @@ session watch probes
 request
 prediction loop evaluation
 checkpoint recipes warming report folder
-metrics job communicator
-conditions
+metrics job communicator conditions
 strategies
 tuning
 models optim data

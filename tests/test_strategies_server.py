@@ -100,7 +100,7 @@ def test_with_one_worker_every_rule_is_the_optimiser_alone(rule, optimiser):
     [
         (DCASGD(strength=0), ASGD()),
         (DCASGDAdaptive(strength=0), ASGD()),
-        (DDCASGD(strength=0, reference=float("inf")), DANA()),
+        (DDCASGD(strength=0, damping=0, growth=0), DANA()),
         (ASGD(servers=3), ASGD()),
         (DDCASGD(servers=2), DDCASGD()),
     ],
@@ -136,7 +136,7 @@ def test_rules_are_what_they_say(workers):
     square = rng.random((workers, 50))
 
     def push(delay):
-        return Push(params, grad.copy(), before, 0, workers, delay, 9)
+        return Push(params, grad.copy(), before, 0, workers, delay, 9, 200)
 
     constant, adaptive = push(3), push(3)
     assert DCASGD(strength=0.5).correct({}, constant) == 1
@@ -148,10 +148,14 @@ def test_rules_are_what_they_say(workers):
     np.testing.assert_allclose(adaptive.grad, wanted)
     np.testing.assert_allclose(state["square"][0], mean)
     np.testing.assert_array_equal(state["square"][1:], square[1:])
-    state, dynamic = {"square": square.copy()}, push(6)
-    assert DDCASGD(strength=3, decay=0.9, reference=4).correct(state, dynamic) == pytest.approx(1 / (1 + 6 / 4))
-    np.testing.assert_allclose(dynamic.grad, wanted)
-    assert DDCASGD(reference=4).correct({"square": square.copy()}, push(0)) == pytest.approx(1 / (1 + (workers - 1) / 4))
+    rule = DDCASGD(strength=0.03, damping=0.01, decay=0.9, growth=0.5)
+    for delay in (0, 6):
+        state, dynamic, late = {"square": square[0].copy(), "version": 4}, push(delay), max(delay, workers - 1)
+        assert rule.correct(state, dynamic) == pytest.approx(np.sqrt(1 + 0.5 * (workers - 1)))
+        h = mean / (1 - 0.9**5)
+        wanted = (grad + 0.03 * 200 * h * (params - before)) / np.sqrt(1 + (0.01 * 200 * late * h) ** 2)
+        np.testing.assert_allclose(dynamic.grad, wanted)
+        np.testing.assert_allclose(state["square"], mean)
     assert [make_strategy("staleness-aware").correct({}, push(delay)) for delay in (0, 1, 4)] == [1, 1, 0.25]
 
 
@@ -197,7 +201,8 @@ def test_a_worker_that_leaves_does_not_stop_the_others():
         ("asgd:servers=0", 2, "servers: got 0"),
         ("dc-asgd-c:strength=-1", 2, r"strength: got -1\.0"),
         ("dc-asgd-a:decay=1", 2, r"decay: got 1\.0"),
-        ("ddc-asgd:reference=0", 2, r"reference: got 0\.0"),
+        ("ddc-asgd:damping=-1", 2, r"damping: got -1\.0"),
+        ("ddc-asgd:decay=1", 2, r"decay: got 1\.0"),
     ],
 )
 def test_what_makes_no_sense(rule, workers, message):
@@ -226,7 +231,7 @@ def test_a_simulated_run_that_was_cut_has_the_bits_of_one_that_was_not(tmp_path,
 def test_validation_of_what_the_servers_have():
     history = simulated("ddc-asgd:servers=2", 5, rate=0.02, epochs=6).history
     accuracy = [line["validation_accuracy"] for line in history if "validation_accuracy" in line]
-    assert len(accuracy) == 5 and accuracy[-1] > 0.85 > accuracy[0]
+    assert len(accuracy) == 5 and accuracy[-1] > 0.9
 
 
 @pytest.mark.mpi(min_size=3)

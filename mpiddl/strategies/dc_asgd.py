@@ -60,12 +60,6 @@ class DCASGDAdaptive(DCASGD):
         return {"square": np.zeros((workers, like.size), like.dtype)}
 
     def correct(self, state: dict[str, Any], push: Push) -> float:
-        compensate_adaptively(state, push, self.strength, self.decay)
+        numbers = map(push.grad.dtype.type, (self.strength, self.decay, 1 - self.decay, EPS))
+        kernels.compensate_scaled(push.grad, push.params, push.before, state["square"][push.worker], *numbers)
         return 1.0
-
-
-def compensate_adaptively(state: dict[str, Any], push: Push, strength: float, decay: float) -> None:
-    """``push.grad`` as in algorithm 2, the worker's mean squares in ``state``."""
-    real, square = push.grad.dtype.type, state["square"][push.worker]
-    numbers = [real(number) for number in (strength, decay, 1 - decay, EPS)]
-    kernels.compensate_scaled(push.grad, push.params, push.before, square, *numbers)

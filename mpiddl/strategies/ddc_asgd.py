@@ -1,58 +1,73 @@
-"""DDC-ASGD, dynamic delay compensation: each push's own delay sets the trust in it, and in the momentum that it meets.
+"""DDC-ASGD, dynamic delay compensation: each push's own delay, and each parameter's curvature, set how far it is trusted.
 
-    t = max(tau, W - 1)         W workers: the first pushes come with delays of 0, 1, 2, ... and would be trusted too much
-    a = 1 / (1 + t / reference)
-    s_m <- decay s_m + (1 - decay) g g,   c = g + strength / sqrt(s_m + 1e-7) g g (w - w_pulled)
-    v_m <- mu v_m + a c,   w <- w - eta (a c + mu v_m)      for worker m's own velocity v_m
+    t = max(tau, W - 1)                           W workers: the first pushes come with delays of 0, 1, 2, ...
+    z <- decay z + (1 - decay) g g,  h = z / (1 - decay^pushes)       of all workers' gradients
+    c = (g + strength n h (w - w_pulled)) / sqrt(1 + (damping n t h)^2)
+    v_m <- mu v_m + a c,  w <- w - eta (a c + mu v_m),  a = sqrt(1 + growth (W - 1))
 
-Momentum of each worker's own with Nesterov's look-ahead (`dana`), damping by the delay, and the compensation of `dc-asgd-a`.
-Cost: `parameter_server`; a server's moments and another copy of its shard for each worker.
-Source: the look-ahead of Hakimi et al. 2019, arXiv:1907.11612 (DANA-Slim); the compensation of Zheng et al., ICML 2017,
-arXiv:1609.08326; their union and the damping are ours. Laws: with one worker it is Nesterov's momentum, bit for bit; with
-strength 0 and an infinite reference it is `dana`.
+n is the number of parameters of the model, v_m worker m's own velocity: Nesterov's momentum looks ahead as in `dana`. h stands
+for the curvature, as the mean of g g does in `dc-asgd-a`: where it is large, and only there, a late gradient is damped; the
+compensation is damped with it, so that it changes w by less than strength / damping |w - w_pulled| / t. What damping takes, the
+growth of the rate with the number of workers gives back: one rate serves 1 and 32 workers.
+
+Cost: `parameter_server`; a server's shard once more, and its moments once for each worker.
+Sources: the look-ahead, Hakimi et al. 2019, arXiv:1907.11612 (DANA-Slim); the compensation, Zheng et al., ICML 2017,
+arXiv:1609.08326; the damping by delay and curvature and the growth are ours. Laws: with one worker it is Nesterov's momentum,
+bit for bit; with strength, damping and growth 0 it is `dana`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
 
+from mpiddl import kernels
 from mpiddl.errors import UsageError
-from mpiddl.strategies.dc_asgd import DCASGDAdaptive, compensate_adaptively
-from mpiddl.strategies.parameter_server import Push
+from mpiddl.strategies.parameter_server import ParameterServer, Push
 
 
 @dataclass(frozen=True)
-class DDCASGD(DCASGDAdaptive):
+class DDCASGD(ParameterServer):
     """Damped, compensated, each worker with its momentum.
 
     Parameters
     ----------
     servers : int
+    damping : float
+        Of late gradients, a parameter and update of delay; 0 is none.
     strength : float
-        Of the compensation; 2 to 20 serve alike, 0 is none.
+        Of the compensation, a parameter; 0 is none, and without damping nothing bounds it.
     decay : float
         Of the mean squares.
-    reference : float
-        The delay at which a gradient counts half: 1 / (1 - momentum) updates are what a velocity remembers.
+    growth : float
+        Of the square of the rate with each further worker; 0 is none.
     """
 
-    strength: float = 8.0
-    reference: float = 10.0
+    damping: float = 0.0425
+    strength: float = 0.1275
+    decay: float = 0.98
+    growth: float = 0.5
     own_moments = True
     optimisers = ("nesterov",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.reference > 0:
-            raise UsageError(f"reference: got {self.reference}, wanted a delay above 0")
+        for name in ("damping", "strength", "growth"):
+            if not 0 <= getattr(self, name) < inf:
+                raise UsageError(f"{name}: got {getattr(self, name)}, wanted 0 or more")
+        if not 0 <= self.decay < 1:
+            raise UsageError(f"decay: got {self.decay}, wanted 0 to below 1")
 
     def arrays(self, workers: int, like: np.ndarray) -> dict[str, Any]:
-        return super().arrays(workers, like) if self.strength else {}
+        return {"square": np.zeros_like(like)}
 
     def correct(self, state: dict[str, Any], push: Push) -> float:
-        if self.strength:
-            compensate_adaptively(state, push, self.strength, self.decay)
-        return 1 / (1 + max(push.delay, push.workers - 1) / self.reference)
+        delay = max(push.delay, push.workers - 1)
+        correction = 1 / (1 - self.decay ** (state["version"] + 1))
+        numbers = self.decay, 1 - self.decay, correction, self.strength * push.size, self.damping * push.size * delay
+        real = push.grad.dtype.type
+        kernels.compensate_damped(push.grad, push.params, push.before, state["square"], *map(real, numbers))
+        return sqrt(1 + self.growth * (push.workers - 1))

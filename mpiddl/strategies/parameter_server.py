@@ -39,6 +39,7 @@ class Push:
     worker, workers : who it is of, and how many there are.
     delay : updates of the shard since then.
     count : pushes of this worker that have been applied.
+    size : of the whole model.
     """
 
     params: np.ndarray
@@ -48,6 +49,7 @@ class Push:
     workers: int
     delay: int
     count: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,8 @@ class ParameterServer(Strategy):
         comm.Recv(grad, worker, tag)
         if tag == PUSH and state["version"] < budget:
             delay = state["version"] - state["pulled"][worker]
-            return Push(shard, grad, state["before"][worker], worker, workers, delay, state["counts"][worker])
+            return Push(shard, grad, state["before"][worker], worker, workers, delay, state["counts"][worker],
+                        replica.params.size)
         if tag == ALL:
             state["all"] = True
             return None
