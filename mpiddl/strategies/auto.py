@@ -20,11 +20,11 @@ import numpy as np
 from mpiddl.collectives import TwoStep, allreduce
 from mpiddl.collectives.base import go_on
 from mpiddl.collectives.buckets import Buckets
-from mpiddl.collectives.progress import Progress
-from mpiddl.errors import CommError, UsageError
+from mpiddl.errors import UsageError
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.choice import Choice, choose
 from mpiddl.strategies.hidden import Hidden
+from mpiddl.strategies.mover import Mover
 from mpiddl.transport.base import IN_PLACE, Comm
 from mpiddl.tuning.rule import LIBRARY
 
@@ -107,16 +107,12 @@ class Way:
             self.choice = Choice("buckets", bucket_bytes, "as asked for")
         self.trouble, self.hidden, self.freed = "", Hidden(), False
         self.sum: TwoStep | Buckets | None = None
-        self._comm, self._later = comm, list[tuple[int, int]]()
-        self._thread: Progress | None = None
+        self._comm, self._mover, self._later = comm, Mover(comm), list[tuple[int, int]]()
         if self.choice.algorithm.startswith("two-step"):
             self.sum = TwoStep(comm, size, dtype, leader=self.choice.algorithm == "two-step-leader")
         if self.choice.algorithm == "buckets":
             self.sum = Buckets(comm, size, dtype)
-            try:
-                comm.check_threads()
-            except CommError as error:
-                self.trouble = str(error)
+            self.trouble = self._mover.trouble
 
     def bucket(self, begin: int, end: int) -> None:
         """Elements ``begin`` to ``end`` are final."""
@@ -135,8 +131,7 @@ class Way:
         """The gradient is complete: until its sum is."""
         assert isinstance(self.sum, Buckets)
         self.hidden.computed()
-        if self._thread is not None:
-            self._thread.rest()
+        self._mover.rest()
         self._send()
         self.sum.wait()
         self.hidden.over()
@@ -146,16 +141,13 @@ class Way:
         assert isinstance(self.sum, Buckets)
         for begin, end in self._later:
             request = self.sum.start(begin, end)
-            if not self.trouble and not self.hidden.measuring:
-                self._thread = self._thread or Progress(self._comm)
-                self._thread.on(request)
+            if not self.hidden.measuring:
+                self._mover.on(request)
         self._later.clear()
 
     def stop(self) -> None:
         """End the thread; the next bucket would start another."""
-        if self._thread is not None:
-            self._thread.Free()
-            self._thread = None
+        self._mover.stop()
 
     def Free(self) -> None:
         """Collective."""

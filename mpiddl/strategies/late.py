@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives import iallreduce
-from mpiddl.collectives.progress import Progress
-from mpiddl.errors import CommError
 from mpiddl.memory import aligned_zeros
 from mpiddl.strategies.base import Pending
+from mpiddl.strategies.mover import Mover
 from mpiddl.transport.base import IN_PLACE, Comm
 
 
@@ -24,15 +23,10 @@ class Late:
     """
 
     def __init__(self, comm: Comm, size: int, dtype: np.dtype, most: int):
-        self._comm = comm
-        self._thread: Progress | None = None
+        self._comm, self._mover = comm, Mover(comm)
         self._room = [aligned_zeros(size, dtype) for _ in range(most)]
         self._next = 0
-        self.freed, self.trouble = False, ""
-        try:
-            comm.check_threads()
-        except CommError as error:
-            self.trouble = str(error)
+        self.freed, self.trouble = False, self._mover.trouble
 
     def start(self, array: np.ndarray) -> Pending:
         """Begin to sum copies of all ranks' ``array``; the one that was started ``most`` sums ago is overwritten."""
@@ -43,8 +37,7 @@ class Late:
             return Pending(total, self._comm.Iallreduce(IN_PLACE, total))
         request = iallreduce(self._comm, IN_PLACE, total)
         if self._comm.size > 1:
-            self._thread = self._thread or Progress(self._comm)
-            self._thread.on(request)
+            self._mover.on(request)
         return Pending(total, request)
 
     def move_on(self) -> None:
@@ -54,18 +47,14 @@ class Late:
 
     def wait(self, sum: Pending) -> np.ndarray:
         """What ``sum`` is when it is complete; it is no longer needed when the next one starts."""
-        if self._thread is None:
-            return sum.wait()
-        self._thread.rest()  # two that ask would hold each other up
+        self._mover.rest()
         total = sum.wait()
-        self._thread.wake()
+        self._mover.wake()
         return total
 
     def stop(self) -> None:
         """End the thread; the next sum would start another."""
-        if self._thread is not None:
-            self._thread.Free()
-            self._thread = None
+        self._mover.stop()
 
     def Free(self) -> None:
         """Local."""
