@@ -14,6 +14,7 @@ from mpiddl import collectives
 from mpiddl.collectives import TwoStep, allreduce, calls, iallreduce, ibarrier, ibroadcast, ireduce, ireduce_scatter, progress
 from mpiddl.collectives.allreduce_ring import allreduce_ring
 from mpiddl.collectives.base import Started, block_bounds, go_on, run
+from mpiddl.collectives.progress import Progress
 from mpiddl.collectives.reduce_scatter_ring import reduce_scatter_ring
 from mpiddl.collectives.wire import wire
 from mpiddl.errors import CommError
@@ -21,6 +22,8 @@ from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, MAX, SUM
 from mpiddl.transport.start import load_mpi
 from mpiddl.transport.virtual import VirtualComm, VirtualRequest
+
+pytestmark = pytest.mark.no_mpi
 
 SPREAD = ["2", "3", "2+1", "2+2 in turn", "2+3", "1+1+1+1+1+1"]
 
@@ -271,6 +274,21 @@ def test_a_thread_that_cuts_in_everywhere_mixes_up_no_messages(link, algorithm):
                 assert all((total == link.size).all() for total in totals)
     finally:
         sys.setswitchinterval(before)
+
+
+def test_a_progress_thread_that_ends_while_it_finds_nothing_to_do(link, monkeypatch):
+    moving = Progress(link)
+    clear = moving._news.clear
+
+    def clear_late():
+        moving.freed = True
+        moving._news.set()
+        clear()
+
+    monkeypatch.setattr(moving._news, "clear", clear_late)
+    moving.wake()
+    moving._thread.join(10)
+    assert not moving._thread.is_alive()
 
 
 @pytest.mark.mpi(min_size=2)

@@ -72,7 +72,7 @@ class Progress:
             go_on(self._comm, list(self._comm.started))  # all there are: another rank may wait for our part of those first
             if not self._comm.started:
                 self._news.clear()
-                if self._comm.started:  # one came between the look and the clearing
+                if self._comm.started or self.freed:  # one came, or the end did, between the look and the clearing
                     self._news.set()
             time.sleep(PAUSE_S)
 
