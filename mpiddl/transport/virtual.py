@@ -1,13 +1,13 @@
 """W virtual ranks in one process, deterministic: the same program, strategy or whole training run, without MPI.
 
-Each rank is a thread, but only the one that holds the baton runs (`mpiddl.transport.turns`); it hands the baton on where it
-would block. So a program takes the same path every time, a receive nobody answers is found at once (`CommError` naming what
-each rank waits for) instead of hanging, and W up to a few hundred needs no cluster.
+Each rank has a call stack of its own, but only the one that holds the baton runs (`mpiddl.transport.turns`); it hands the
+baton on where it would block. So a program takes the same path every time, a receive nobody answers is found at once
+(`CommError` naming what each rank waits for) instead of hanging, and W up to a few hundred needs no cluster.
 
 Time is simulated: a rank's clock goes on by what `VirtualComm.compute` is told, and by what a message takes on the `Wire`;
 the rank whose clock is behind goes first. So fast and slow ranks meet as they would, and always in the same way.
 
-Cost: a message is one copy; a switch of ranks is one thread hand-over, about 10 microseconds.
+Cost: a message is one copy; with the switch from rank to rank that it brings, some 30 microseconds.
 """
 
 from __future__ import annotations
