@@ -24,6 +24,9 @@ LIMIT_S = 60.0
 # A command has so much less time than its test, so that its output is seen before the alarm rings.
 HEADROOM_S = 8.0
 
+# By these a test comes to the MPI library, its communicators or its launcher.
+OF_MPI = {"comm", "link", "command", "mpirun", "namespaces"}
+
 ORDERLY = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 ALARM = pytest.StashKey[Alarm]()
@@ -36,6 +39,7 @@ hypothesis.settings.load_profile("mpiddl")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", type=Path, help="append the outcomes to this file, a JSON list a line")
+    parser.addoption("--again", action="store_true", help="leave out tests marked no_mpi")
 
 
 @pytest.hookimpl(trylast=True)
@@ -45,6 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     threadpool_limits(1, user_api="blas")
     config.addinivalue_line("markers", "limit(seconds): time for the test, 60 if not told; then all is ended")
+    config.addinivalue_line("markers", "plots: draws what mpiddl draws; elsewhere matplotlib is hidden")
+    config.addinivalue_line("markers", "no_mpi: but for those with the mpi mark or an MPI fixture, any library will do")
     config.stash[ALARM] = Alarm(WORLD, sys.__stderr__.fileno())
     config.stash[OUTCOMES] = Outcomes(WORLD.Dup(), config.stash[ALARM])
     config.pluginmanager.register(config.stash[OUTCOMES], "outcomes")
@@ -63,10 +69,11 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Several ranks run what is marked for them, one rank runs all that does not need more."""
-    elsewhere = [item for item in items if not _belongs(item)]
+    elsewhere = [item for item in items if not _belongs(item) or (config.option.again and _is_alike(item))]
     if elsewhere:
         config.hook.pytest_deselected(items=elsewhere)
-        items[:] = [item for item in items if _belongs(item)]
+        left_out = set(elsewhere)
+        items[:] = [item for item in items if item not in left_out]
     if WORLD.size == 1:  # one rank is no MPI job, though pytest-mpi was told so for the sake of the mpi mark
         under_mpi = pytest_mpi.MPI_MARKERS["mpi_skip"].mark
         for item in items:
@@ -76,6 +83,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _belongs(item: pytest.Item) -> bool:
     sizes = [mark.kwargs.get("min_size") or 1 for mark in item.iter_markers("mpi")]
     return max(sizes) <= WORLD.size if sizes else WORLD.size == 1
+
+
+def _is_alike(item: pytest.Item) -> bool:
+    """The same whatever the MPI library."""
+    marks = {mark.name for mark in item.iter_markers()}
+    return "no_mpi" in marks and "mpi" not in marks and OF_MPI.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -146,6 +159,13 @@ class Record:
         crash = getattr(trouble, "reprcrash", None)
         reason = crash.message.partition("\n")[0] if crash else ""
         print(json.dumps([category, nodeid, reason]), file=self.file)
+
+
+@pytest.fixture(autouse=True)
+def without_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the test's own process matplotlib is not to be had: to draw curves takes longer than most tests' training."""
+    if request.node.get_closest_marker("plots") is None:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 @pytest.fixture

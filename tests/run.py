@@ -5,7 +5,8 @@
     python tests/run.py --mpi openmpi=/my/venv/bin/python      with an environment of your own
 
 A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
-those with the mpi mark; as it is the longest by far, its files are dealt to eight parts, unless pytest is given arguments.
+those with the mpi mark. Tests to which the library makes no difference (the mark no_mpi) run with the first one only. As
+one rank is the longest by far, its files are dealt to eight parts, unless pytest is given arguments.
 First of all a single process fills the cache of compiled kernels that all parts share. Two parts run at a time, where
 there are two cores, those of one rank first.
 """
@@ -120,6 +121,8 @@ def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
     if others:  # for the tests that start one library's program with the other's launcher
         env["MPIDDL_TEST_OTHER_PYTHON"] = str(others[0])
     command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", f"--record={part.file('jsonl')}"]
+    if part.mpi != next(iter(options.mpi)):
+        command.append("--again")
     if part.size > 1:
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # the ranks already fill the cores
         command = jobs.mpi_command(part.size, command, env)

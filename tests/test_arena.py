@@ -15,6 +15,8 @@ from mpiddl.memory import ALIGNMENT
 from mpiddl.topology import neighbours
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 EVERYWHERE = pytest.mark.mpi(min_size=1)
 SIZES = [0, 17, 1000]
 

@@ -16,6 +16,7 @@ OURS = {
 }
 
 
+@pytest.mark.plots
 @pytest.mark.parametrize("name", OURS)
 def test_rows_of_every_contender(mpirun, tmp_path, name):
     out, picture = tmp_path / "rows.json", tmp_path / "rows.png"

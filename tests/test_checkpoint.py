@@ -14,6 +14,8 @@ from mpiddl.errors import CheckpointError
 from mpiddl.strategies import Pending
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 STATE = {"queue": [np.arange(3.0), np.float32(2)], "round": 3, "name": "x", "none": None, "yes": True, "deep": [{"a": []}]}
 
 

@@ -15,6 +15,8 @@ from mpiddl.collectives.wire import wire
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, REDUCED, SUM
 
+pytestmark = pytest.mark.no_mpi
+
 EVERYWHERE = pytest.mark.mpi(min_size=1)
 ALGORITHMS = ["auto", *calls.ALLREDUCE]
 OPS = [SUM, MIN, MAX, PROD]

@@ -14,6 +14,8 @@ from mpiddl.errors import CommError, MismatchError, ShapeError, UsageError
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM
 
+pytestmark = pytest.mark.no_mpi
+
 
 def locked(n):
     array = np.zeros(n)

@@ -14,6 +14,8 @@ from mpiddl.topology import Topology
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE
 
+pytestmark = pytest.mark.no_mpi
+
 SIZES = [1, 2, 3, 4, 7, 8]
 EACH = 24
 """Elements a rank: blocks are equal, and slices of blocks, too."""

@@ -15,6 +15,8 @@ from mpiddl.collectives.wire import wire
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, MAX, REDUCED, SUM
 
+pytestmark = pytest.mark.no_mpi
+
 ON = ["1", "2", "2+1", "2+2 in turn", "1+4 mixed", "3+3 in turn", "4+4+4"]
 
 

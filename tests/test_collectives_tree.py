@@ -15,6 +15,8 @@ from mpiddl.topology import Topology
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, REDUCED, SUM
 
+pytestmark = pytest.mark.no_mpi
+
 LONG = 120_001
 SEGMENTED = 3 * 4 * 33_000
 """So that the slice of one of three ranks is longer than a segment."""

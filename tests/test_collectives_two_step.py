@@ -15,6 +15,8 @@ from mpiddl.topology import neighbours
 from mpiddl.transport import virtual
 from mpiddl.transport.base import MAX, PROD, SUM
 
+pytestmark = pytest.mark.no_mpi
+
 FORMS = {"slices": False, "leader": True}
 SIZES = [0, 1, 3, 15, 16, 1000, 40_001]
 

@@ -16,6 +16,8 @@ from mpiddl.transport import virtual
 from mpiddl.transport.base import ANY_SOURCE, IN_PLACE
 from mpiddl.transport.virtual import Wire
 
+pytestmark = pytest.mark.no_mpi
+
 
 def simulated(size, program, latency=0.0, rate=float("inf")):
     return virtual.run(size, program, wire=Wire(latency, rate))

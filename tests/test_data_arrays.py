@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from mpiddl.data import ArraySource, arrays_data, generator, hold_out, permutation, sorted_warning
 from mpiddl.errors import DataError, UsageError
 
+pytestmark = pytest.mark.no_mpi
+
 
 def rows_of(source):
     """Return the first feature of every row."""

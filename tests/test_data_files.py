@@ -14,6 +14,8 @@ from mpiddl.data import ShardedRows, open_data
 from mpiddl.errors import DataError, UsageError
 from mpiddl.layout import Layout
 
+pytestmark = pytest.mark.no_mpi
+
 RECORD = 3073
 
 

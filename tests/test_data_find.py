@@ -14,6 +14,8 @@ from mpiddl.data import ShardedRows, open_data, sorted_warning
 from mpiddl.errors import DataError, UsageError
 from mpiddl.layout import Layout
 
+pytestmark = pytest.mark.no_mpi
+
 BESIDE = Path(__file__).parents[2] / "shared" / "data"
 SEARCH = [*filter(None, os.environ.get("MPIDDL_DATA", "").split(os.pathsep)), BESIDE]
 

@@ -13,6 +13,8 @@ from mpiddl.data import ArraySource, ShardedRows
 from mpiddl.errors import DataError, PlacementError, ShapeError, UsageError
 from mpiddl.layout import Layout, rank_shards
 
+pytestmark = pytest.mark.no_mpi
+
 SIZES = [1, 2, 3, 4, 7, 16, 17, 24]
 
 

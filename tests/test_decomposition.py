@@ -16,6 +16,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from mpiddl.decomposition import PCA, TruncatedSVD
 
+pytestmark = pytest.mark.no_mpi
+
 EVERYWHERE = pytest.mark.mpi(min_size=1)
 
 

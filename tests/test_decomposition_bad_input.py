@@ -10,6 +10,8 @@ from harness.matrices import DTYPES, SOLVERS, exact, mine, rows_of_all
 from mpiddl.decomposition import PCA, TruncatedSVD
 from mpiddl.errors import MismatchError, MpiddlError
 
+pytestmark = pytest.mark.no_mpi
+
 EVERYWHERE = pytest.mark.mpi(min_size=1)
 
 

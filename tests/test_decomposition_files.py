@@ -18,6 +18,8 @@ from mpiddl.decomposition.run import decompose_file
 from mpiddl.errors import ConvergenceError, DataError, UsageError
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 
 def write_npz(path, x):
     np.savez(path, x=x)

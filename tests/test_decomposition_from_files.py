@@ -20,6 +20,8 @@ from mpiddl.errors import DataError, UsageError
 from mpiddl.footprint import Peak, footprint
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 D = 30
 SOLVERS = ["gram", "subsample", "vr", "krylov"]
 

@@ -13,6 +13,8 @@ from mpiddl.decomposition.spread import Whole
 from mpiddl.decomposition.subspace import Ritz
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 D, P, K = 60, 8, 6
 (WHOLE,) = virtual.run(1, lambda comm: Whole(comm, D))
 

@@ -12,6 +12,8 @@ from mpiddl.decomposition.spread import Slices, Whole, spread_for
 from mpiddl.layout import block
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 D = 53
 
 

@@ -14,6 +14,8 @@ from mpiddl.errors import ConvergenceError
 from mpiddl.layout import block
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 EVERYWHERE = pytest.mark.mpi(min_size=1)
 
 

@@ -8,6 +8,8 @@ import importlib
 import pytest
 from harness.sources import modules
 
+pytestmark = pytest.mark.no_mpi
+
 # pytest's own --doctest-modules goes by folders, and would load kernels/ again, as a package of that name.
 WITH_EXAMPLES = [name for name, path in modules().items() if ">>> " in path.read_text()]
 

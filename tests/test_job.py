@@ -11,6 +11,8 @@ from mpiddl.errors import UsageError
 from mpiddl.folder import Folder
 from mpiddl.job import FIELDS, Job, make_job, read_job_file
 
+pytestmark = pytest.mark.no_mpi
+
 WRONG = [
     ({"epochs": -1}, "epochs: got -1, wanted 0 or more"),
     ({"epochs": 2.5}, "epochs: got 2.5, wanted a whole number"),

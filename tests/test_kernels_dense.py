@@ -12,6 +12,8 @@ import pytest
 
 from mpiddl import kernels
 
+pytestmark = pytest.mark.no_mpi
+
 IDENTITY, RELU, TANH = kernels.IDENTITY, kernels.RELU, kernels.TANH
 
 GUARD = 4096

@@ -13,6 +13,8 @@ from test_kernels_dense import blank, draw, each_dtype, guarded, intact
 
 from mpiddl import kernels
 
+pytestmark = pytest.mark.no_mpi
+
 SHAPES = [(0, 3), (1, 1), (1, 10), (2, 2), (3, 7), (7, 15), (15, 16), (16, 17), (31, 33), (33, 64), (64, 100), (257, 31)]
 
 each_shape = pytest.mark.parametrize(("n", "c"), SHAPES)

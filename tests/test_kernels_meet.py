@@ -13,6 +13,8 @@ from mpiddl.kernels.node_sum import BLOCK_BYTES, node_sum
 
 from mpiddl.memory import ALIGNMENT, aligned_zeros
 
+pytestmark = pytest.mark.no_mpi
+
 FLOATS = ["float32", "float64"]
 
 

@@ -10,6 +10,8 @@ from mpiddl.kernels.normal_product import BLOCK, FLUSH, normal_product, normal_s
 from mpiddl.kernels.sparse_product import sparse_moments, sparse_product, sparse_scratch
 from test_kernels_dense import blank, close, draw, guarded, intact
 
+pytestmark = pytest.mark.no_mpi
+
 DTYPES = ["float32", "float64"]
 SHAPES = [(0, 3, 1), (1, 1, 1), (2, 5, 3), (BLOCK - 1, 13, 7), (BLOCK + 1, 40, 17), (100, 7, 30), (61, 5000, 9),
           (FLUSH + 5, 3, 60)]  # fmt: skip

@@ -11,6 +11,8 @@ from llvmlite import binding
 from test_kernels_dense import digest as dense
 from test_kernels_elementwise import digest as elementwise
 
+pytestmark = pytest.mark.no_mpi
+
 NARROW = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "+avx,+fma"}
 """Registers of 128 bits, sixteen of them, on any x86 that has FMA."""
 

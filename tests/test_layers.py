@@ -6,7 +6,10 @@ import ast
 import sys
 from collections.abc import Iterator
 
+import pytest
 from harness.sources import modules
+
+pytestmark = pytest.mark.no_mpi
 
 # From top to bottom: a module may import what stands on a lower line and, if it is part of a package, what is
 # in the same package, but not in a circle. A package stands here as a whole.

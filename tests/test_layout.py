@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from mpiddl.errors import PlacementError, UsageError
 from mpiddl.layout import Layout, block, block_size, check_batch, rank_shards, shard_count
 
+pytestmark = pytest.mark.no_mpi
+
 SIZES = [1, 2, 3, 4, 7, 16, 17, 24]
 
 layouts = st.builds(

@@ -11,6 +11,8 @@ import pytest
 from mpiddl.errors import ShapeError, UsageError
 from mpiddl.memory import ALIGNMENT, FlatBuffer, aligned_zeros, slices
 
+pytestmark = pytest.mark.no_mpi
+
 SHAPES = {"weight": (3, 5), "none": (0, 4), "bias": (5,), "scale": ()}
 
 

@@ -14,6 +14,8 @@ from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP, Score, Softmax, gradcheck
 from mpiddl.optim import SGD, Adam, AdamW
 
+pytestmark = pytest.mark.no_mpi
+
 MODELS = [
     Softmax(5, 3),
     MLP((4, 1), loss="squared-error"),

@@ -12,6 +12,8 @@ from mpiddl.errors import ShapeError, UsageError
 from mpiddl.memory import ALIGNMENT
 from mpiddl.optim import SGD, Adam, AdamW, Constant, Cosine, Step, clip_norm, linear_scaling
 
+pytestmark = pytest.mark.no_mpi
+
 OPTIMISERS = [
     SGD(),
     SGD(weight_decay=0.1),

@@ -13,6 +13,8 @@ import pytest
 from harness import jobs
 from harness.sources import ROOT, modules
 
+pytestmark = pytest.mark.no_mpi
+
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 IMPORT_ALL = """

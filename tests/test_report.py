@@ -17,6 +17,8 @@ from mpiddl import report
 from mpiddl.folder import Folder
 from mpiddl.metrics import Split
 
+pytestmark = pytest.mark.no_mpi
+
 LINE = {"step": 5, "epoch": 0.5, "loss": 1.25, "accuracy": 0.5, "rate": 0.1, "elapsed": 1.0, "bytes": 10}
 VALIDATION = {"step": 10, "epoch": 1.0, "validation_loss": 0.7, "validation_accuracy": 0.75, "elapsed": 2.0, "bytes": 20}
 SUMMARY = {"test_accuracy": 0.875, "test_loss": 0.5, "test_rows": 100, "steps": 10, "seconds": 2.0, "ended": "", "ranks": 2,
@@ -80,6 +82,7 @@ def test_the_headline_tells_what_is_special(change, text):
     assert text in report.headline({**SUMMARY, **change})
 
 
+@pytest.mark.plots
 def test_plots_without_accuracy(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: no plots")
     folder = Folder(tmp_path)

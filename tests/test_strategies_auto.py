@@ -24,6 +24,8 @@ from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import Entry, Table, write_table
 from mpiddl.tuning.place import place_of
 
+pytestmark = pytest.mark.no_mpi
+
 JOB = {"epochs": 2, "max_steps": 15, "batch": 60, "rate": 0.02, "quiet": True, "dtype": "float64", "hidden": (32, 16)}
 LAYOUTS = [(0,), (0, 0), (0, 1), (0, 1, 2), (0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 1), (0, 1, 2, 3)]
 ROW = 8 * 32

@@ -14,6 +14,8 @@ import mpiddl
 from mpiddl.strategies import AllReduce, Delayed, Hierarchical, LocalSGD, Replica, Step, Strategy, chain
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 JOB = {"epochs": 3, "batch": 60, "rate": 0.02, "log_every": 7, "quiet": True, "dtype": "float64"}
 ALL = [AllReduce(), LocalSGD(3), Bucketed(), Delayed(2), Hierarchical(4, 2), Served(), Gossip(), chain(Delayed(1), LocalSGD(4))]
 

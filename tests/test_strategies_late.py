@@ -12,6 +12,8 @@ from mpiddl.strategies import AllReduce, Delayed, Hierarchical, LocalSGD, Replic
 from mpiddl.topology import neighbours
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 NODES = [[0, 0, 0], [0, 0, 1, 1], [0, 1, 0], [0, 1, 2]]
 
 

@@ -14,6 +14,8 @@ from mpiddl.strategies import ASGD, DANA, DCASGD, DDCASGD, DCASGDAdaptive, Repli
 from mpiddl.strategies.parameter_server import ParameterServer, Push
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 RULES = ["asgd", "staleness-aware", "dc-asgd-c", "dc-asgd-a", "dc-asgd-momentum", "dana", "ddc-asgd"]
 
 

@@ -10,6 +10,8 @@ from mpiddl.errors import UsageError
 from mpiddl.optim import SGD
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 JOB = {"epochs": 2, "batch": 60, "rate": 0.02, "quiet": True, "dtype": "float64"}
 SUMS = ["two-step", "two-step:form=leader", "ring", "ring:overlap=1"]
 LAYOUTS = [(0, 0, 0), (0, 1, 2), (0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 2, 2)]

@@ -11,6 +11,8 @@ from threadpoolctl import threadpool_info
 from mpiddl import threads
 from mpiddl.threads import Cores, Threads, node_cores, threads_per_rank
 
+pytestmark = pytest.mark.no_mpi
+
 
 @pytest.fixture
 def kernel(tmp_path, monkeypatch):

@@ -10,6 +10,8 @@ from test_collectives import REAL, placed, real_nodes
 from mpiddl.topology import Topology, neighbours
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 HOMES = strategies.lists(strategies.integers(-3, 6), min_size=1, max_size=20)
 
 

@@ -14,6 +14,8 @@ from mpiddl.optim import SGD
 from mpiddl.strategies import AllReduce, Strategy
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 QUICK = {"epochs": 2, "batch": 50, "quiet": True}
 
 
@@ -111,6 +113,7 @@ def test_the_run_folder_tells_all(tmp_path):
     assert [entry.name for entry in (tmp_path / "checkpoints").iterdir()][-1].startswith("step-")
 
 
+@pytest.mark.plots
 def test_plots_are_drawn_where_matplotlib_is(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: no plots")
     on(1, "mlp", "digits", out=tmp_path)

@@ -14,6 +14,8 @@ from mpiddl.optim import SGD
 from mpiddl.strategies import Strategy, chain, describe
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 X, Y = np.random.default_rng(0).standard_normal((60, 3)), np.arange(60.0)
 QUICK = {"epochs": 2, "batch": 10, "quiet": True}
 
