@@ -165,7 +165,7 @@ class Record:
 def without_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the test's own process matplotlib is not to be had: to draw curves takes longer than most tests' training."""
     if request.node.get_closest_marker("plots") is None:
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from math import inf
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from greenlet import greenlet
+from greenlet import getcurrent, greenlet
 
 from mpiddl.errors import CommError
 
@@ -53,7 +53,10 @@ class Turns:
         """What ``program(rank)`` returned, in rank order; the first exception of any ends all and is raised here."""
         results: list[Any] = [None] * self.size
 
+        below = getcurrent()
+
         def body(rank: int) -> int:
+            below.switch()
             try:
                 if self.error is None:
                     results[rank] = program(rank)
@@ -64,9 +67,11 @@ class Turns:
             return rank
 
         self._stacks = [greenlet(body) for _ in range(self.size)]
+        for rank, stack in enumerate(self._stacks):  # each begins here; one begun by another rank would lie on top of that one's
+            stack.switch(rank)
         ended = self.size - 1
         while (chosen := self._next(ended)) is not None:  # whoever ends comes back here, with its rank
-            ended = self._stacks[chosen].switch(chosen)
+            ended = self._stacks[chosen].switch()
             self._waits[ended] = None
         self._stacks.clear()
         if self.error is not None:
@@ -81,7 +86,7 @@ class Turns:
         self._waits[rank] = Wait(since, what, asks)
         chosen = self._next(rank)
         if chosen != rank:
-            self._stacks[chosen].switch(chosen)
+            self._stacks[chosen].switch()
         if self.error is not None:
             raise Ended
 
