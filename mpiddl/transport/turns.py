@@ -67,7 +67,7 @@ class Turns:
             return rank
 
         self._stacks = [greenlet(body) for _ in range(self.size)]
-        for rank, stack in enumerate(self._stacks):  # each begins here; one begun by another rank would lie on top of that one's
+        for rank, stack in enumerate(self._stacks):  # each begins here: begun by another rank it would lie on top of that one
             stack.switch(rank)
         ended = self.size - 1
         while (chosen := self._next(ended)) is not None:  # whoever ends comes back here, with its rank
