@@ -41,7 +41,7 @@ def test_folders_with_modules_are_packages():
 def test_only_pure_python_is_asked_for_by_default():
     wanted = {requirement.split(">")[0] for requirement in CONFIG["project"]["dependencies"]}
     assert wanted == {
-        "numpy", "scipy", "numba", "mpi4py", "scikit-learn", "threadpoolctl", "safetensors", "rich", "click",
+        "numpy", "scipy", "numba", "mpi4py", "greenlet", "scikit-learn", "threadpoolctl", "safetensors", "rich", "click",
     }  # fmt: skip
 
 
