@@ -7,8 +7,8 @@
 A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
 those with the mpi mark. Tests to which the library makes no difference (the mark no_mpi) run with the first one only. As
 one rank is the longest by far, its files are dealt to eight parts, unless pytest is given arguments.
-First of all a single process fills the cache of compiled kernels that all parts share. Two parts run at a time, where
-there are two cores, those of one rank first.
+First of all a single process fills the cache of compiled kernels that all parts share. Where there are two cores, two parts run
+at a time, from four on three: one of several ranks, the largest first, beside those of one rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,9 +63,10 @@ class Part:
 
     @property
     def tests(self) -> list[str]:
-        """The files, where they are not all there are."""
+        """The files in which it has tests, or its deal of them."""
         number, of = self.deal
-        return [] if of == 1 else [str(path) for path in sorted(TESTS.glob("test_*.py"))[number - 1 :: of]]
+        files = [path for path in sorted(TESTS.glob("test_*.py")) if self.size == 1 or "mark.mpi" in path.read_text()]
+        return [str(path) for path in files[number - 1 :: of]]
 
     def file(self, suffix: str) -> Path:
         return BUILD / f"{self.mpi}-{self.size}-{self.deal[0]}.{suffix}"
@@ -76,10 +78,11 @@ def main() -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     parts = [Part(mpi, size, deal) for size in options.sizes for deal in _deals(size, options) for mpi in options.mpi]
     warm(next(iter(options.mpi.values())))
-    workers = min(2, len(os.sched_getaffinity(0)))
-    waiting = iter(sorted(parts, key=lambda part: (part.size > 1, -part.size)))
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(lambda worker: run(waiting, options, live=worker == 0), range(workers)))
+    waiting = deque(sorted(parts, key=lambda part: -part.size))
+    cores = len(os.sched_getaffinity(0))
+    takes = [waiting.popleft, waiting.pop, waiting.pop][: max(min(cores, 2), cores - 1)]
+    with ThreadPoolExecutor(len(takes)) as pool:
+        list(pool.map(lambda worker: run(takes[worker], options, live=worker == 0), range(len(takes))))
     summary = summarise(parts, time.monotonic() - since)
     (BUILD / "summary.txt").write_text(summary)
     print(summary, end="", flush=True)
@@ -98,12 +101,13 @@ def warm(python: Path) -> None:
         jobs.run(command, _environment(python), 300, ROOT)
 
 
-def run(waiting: Iterator[Part], options: argparse.Namespace, live: bool) -> None:
-    """Run pytest for the next part until none waits; the output comes as it is written, or when a part has ended.
-
-    Workers share ``waiting``, a list's iterator: its `next` is one step, so no part is run twice.
-    """
-    for part in waiting:
+def run(take: Callable[[], Part], options: argparse.Namespace, live: bool) -> None:
+    """Run pytest for what ``take`` gives, until no part is left; the output comes as written, or when a part has ended."""
+    while True:
+        try:
+            part = take()
+        except IndexError:
+            return
         with contextlib.ExitStack() as stack:
             output = None if live else stack.enter_context(open(part.file("txt"), "w"))
             if live:
@@ -126,7 +130,7 @@ def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
     if part.size > 1:
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # the ranks already fill the cores
         command = jobs.mpi_command(part.size, command, env)
-    return jobs.started([*command, *part.tests, *options.pytest], env, cwd=ROOT, stdout=output, stderr=output)
+    return jobs.started([*command, *(options.pytest or part.tests)], env, cwd=ROOT, stdout=output, stderr=output)
 
 
 def _environment(python: Path) -> dict[str, str]:

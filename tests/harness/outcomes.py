@@ -6,13 +6,17 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from mpi4py import MPI
 
 from harness.alarm import Alarm
 
 # A rank that failed waits so long for the others to end the test too. A failure usually leaves them in a
 # collective for ever, and nobody wants to wait for the alarm to see it.
 GRACE_S = 20.0
+
+GRAVITY = "passed", "skipped", "failed"
 
 
 class Outcomes:
@@ -31,20 +35,27 @@ class Outcomes:
         return report
 
     def gather(self, mine: Any) -> list[Any]:
-        """Every rank's value on every rank; asleep while it waits, so that busy ranks have the cores."""
-        since = time.monotonic()
-        request = self.comm.Ibarrier()
+        """Every rank's value on every rank."""
+        self._wait(self.comm.Ibarrier())
+        return self.comm.allgather(mine)
+
+    def _wait(self, request: Any) -> None:
+        """Asleep, so that busy ranks have the cores."""
+        since, pause = time.monotonic(), 5e-5
         while not request.Test():
-            time.sleep(0.001)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.001)
             if self.failure and time.monotonic() - since > GRACE_S:
                 said = f"failed, and not all other ranks ended the test within {GRACE_S:g} s"
                 self.alarm.ring(f"{self.alarm.rank} {said}", self.failure)
-        return self.comm.allgather(mine)
 
     def _share(self, report: pytest.TestReport) -> None:
         """Fail everywhere what failed somewhere, or was skipped on some ranks only."""
-        outcomes = self.gather(report.outcome)
-        if "failed" in outcomes or len(set(outcomes)) > 1:
+        mine = GRAVITY.index(report.outcome)
+        extremes = np.array([mine, -mine])
+        self._wait(self.comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX))
+        gravest, mildest = extremes[0], -extremes[1]
+        if GRAVITY[gravest] == "failed" or gravest != mildest:
             told = self.comm.allgather((_trouble(report), report.sections))
             troubled = [rank for rank, (trouble, _) in enumerate(told) if trouble]
             self._spread(report, troubled, told)
