@@ -17,7 +17,6 @@ from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
 
-EVERYWHERE = pytest.mark.mpi(min_size=1)
 SIZES = [0, 17, 1000]
 
 
@@ -55,13 +54,13 @@ def test_virtual_ranks_share_within_their_node(layout):
     virtual.run(len(LAYOUTS[layout]), check_sharing, LAYOUTS[layout])
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("layout", REAL)
 def test_real_ranks_share_within_their_node(link, layout):
     check_sharing(placed(link, layout))
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_nobody_leaves_a_meeting_before_the_last_has_come(link):
     arena = Arena(link)
     mine = arena.shared("flags", 1, "i8")
@@ -78,7 +77,7 @@ def test_nobody_leaves_a_meeting_before_the_last_has_come(link):
     arena.Free()
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_names(link):
     arena = Arena(link)
     arena.private("a", 3, "f4")
@@ -103,7 +102,7 @@ def test_names(link):
     arena.Free()
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_memory_is_zero_again_after_it_was_given_back(link):
     for _ in range(20):
         with Arena(link) as arena:
@@ -112,7 +111,7 @@ def test_memory_is_zero_again_after_it_was_given_back(link):
             mine[:] = np.nan
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_a_communicator_frees_what_an_arena_has_left(link):
     own = link.Dup()
     with pytest.raises(ZeroDivisionError), Arena(own) as arena:
@@ -122,7 +121,7 @@ def test_a_communicator_frees_what_an_arena_has_left(link):
     arena.Free()
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_too_little_room_is_told_on_all_ranks_with_the_remedy(link, monkeypatch):
     found = os.statvfs("/dev/shm")
     room = os.statvfs_result((*found[:4], 2 if link.rank == 0 else found[4], *found[5:10]))

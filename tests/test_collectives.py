@@ -17,7 +17,6 @@ from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, REDUCED, SUM
 
 pytestmark = pytest.mark.no_mpi
 
-EVERYWHERE = pytest.mark.mpi(min_size=1)
 ALGORITHMS = ["auto", *calls.ALLREDUCE]
 OPS = [SUM, MIN, MAX, PROD]
 
@@ -111,21 +110,21 @@ def test_every_dtype(layout, algorithm):
     virtual.run(len(nodes), lambda comm: check_calls(comm, algorithm, REDUCED, [comm.size + 1]), nodes)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("layout", REAL)
 def test_real_ranks(link, layout, algorithm):
     check_calls(placed(link, layout), algorithm, "f", lengths(link.size), [SUM])
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("layout", ["one", "uneven"])
 def test_real_ranks_every_dtype(link, layout, algorithm):
     check_calls(placed(link, layout), algorithm, REDUCED if layout == "one" else "dF", [link.size + 1])
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("layout", REAL)
 def test_long_arrays_of_real_ranks_against_the_library(link, layout, algorithm):
@@ -169,7 +168,7 @@ def check_strange_bits(comm, algorithm):
                 assert len(set(comm.allgather(total.tobytes()))) == 1
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("layout", REAL)
 def test_the_same_bits_of_what_is_no_number(link, layout, algorithm):
@@ -183,7 +182,7 @@ def test_the_same_bits_on_every_rank_every_time(layout, algorithm):
     virtual.run(len(nodes), lambda comm: check_bits(comm, algorithm), nodes)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("layout", REAL)
 def test_the_same_bits_on_real_ranks_and_virtual_ones(link, layout, algorithm):
@@ -193,7 +192,7 @@ def test_the_same_bits_on_real_ranks_and_virtual_ones(link, layout, algorithm):
         assert bits == virtual.run(link.size, lambda comm: check_bits(comm, algorithm), nodes)[0]
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("layout", ["one", "uneven"])
 def test_what_is_no_number_and_infinities_go_through(link, layout, algorithm):
@@ -209,7 +208,7 @@ def test_what_is_no_number_and_infinities_go_through(link, layout, algorithm):
         np.testing.assert_array_equal(total, COMBINE[op].reduce(everyone))
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_any_shape_and_what_must_not_be_written(link, algorithm):
     mine, wanted = given(link.rank, 400, "f"), fold(link.size, 400, "f", SUM)
@@ -256,7 +255,7 @@ def test_many_segments_and_pieces(layout, algorithm):
     virtual.run(len(LAYOUTS[layout]), lambda comm: check_small(comm, algorithm), LAYOUTS[layout])
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", SMALL)
 @pytest.mark.parametrize("layout", ["one", "halves"])
 def test_many_segments_and_pieces_of_real_ranks(link, layout, algorithm):

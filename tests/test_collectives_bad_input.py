@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_collectives import EVERYWHERE
 
 from mpiddl import collectives
 from mpiddl.arena import Arena
@@ -41,7 +40,7 @@ ALLREDUCE = {
 }
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("case", ALLREDUCE)
 @pytest.mark.parametrize("call", [allreduce, iallreduce, reduce])
 def test_buffers(link, case, call):
@@ -51,7 +50,7 @@ def test_buffers(link, case, call):
         call(*arguments)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("array", NO_ARITHMETIC, ids=lambda array: array.dtype.str)
 def test_dtypes(link, array):
     calls = {
@@ -100,7 +99,7 @@ def check_mistakes(comm):
     assert (total == comm.size).all()
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_mistakes_of_real_ranks(link):
     check_mistakes(link)
 
@@ -110,7 +109,7 @@ def test_mistakes_of_virtual_ranks(size):
     virtual.run(size, check_mistakes)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_a_root_may_broadcast_what_it_must_not_write(link):
     for algorithm in ("chain", "binomial"):
         for root in range(link.size):
@@ -165,7 +164,7 @@ def test_real_ranks_that_call_differently(link):
     check_different(link)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_a_freed_communicator(link):
     own, data = link.Dup(), np.zeros(4)
     allreduce(own, IN_PLACE, data)
@@ -208,7 +207,7 @@ def test_what_one_rank_alone_gets_wrong_is_everybodys_error_if_checked(link, cal
     link.Barrier()
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -225,7 +224,7 @@ def test_plans_that_make_no_sense(link, settings, message):
         TwoStep(link, **{"size": 4, "dtype": "f", **settings})
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_what_was_freed_or_is_no_communicator(link):
     plan = TwoStep(link, 4, "f")
     plan.Free()

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from test_collectives import EVERYWHERE, LAYOUTS, placed
+from test_collectives import LAYOUTS, placed
 
 from mpiddl import collectives
 from mpiddl.collectives import TwoStep, allreduce, barrier, broadcast, iallreduce, reduce, reduce_scatter
@@ -108,7 +108,7 @@ def test_barrier(size):
     assert of_all(size, lambda comm, data: barrier(comm)) == [(0, math.ceil(math.log2(size)))] * size
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("layout", ["one", "own"])
 def test_real_ranks_count_the_same(link, layout):
     comm, size = placed(link, layout), link.size
@@ -119,7 +119,7 @@ def test_real_ranks_count_the_same(link, layout):
     assert sent(comm, lambda: allreduce(comm, IN_PLACE, data, algorithm="two-step"))[0] <= 2 * (size - 1) * EACH * 8
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_bytes_of_calls_under_way_together_are_counted_once(link):
     arrays, spans = [np.ones(EACH * link.size) for _ in range(3)], len(link.meter.spans)
     before = link.meter.bytes

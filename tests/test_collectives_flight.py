@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from test_collectives import ALGORITHMS, EVERYWHERE, LAYOUTS, REAL, fold, given, placed
+from test_collectives import ALGORITHMS, LAYOUTS, REAL, fold, given, placed
 
 from mpiddl import collectives
 from mpiddl.collectives import TwoStep, allreduce, calls, iallreduce, ibarrier, ibroadcast, ireduce, ireduce_scatter, progress
@@ -153,7 +153,7 @@ def test_short_segments_and_empty_ones_where_sends_stay_and_a_rank_is_late(size,
             virtual.run(size, lambda comm, n=n, late=late: program(comm, n, late))
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize(("order", "how"), WAYS)
 @pytest.mark.parametrize("layout", REAL)
 def test_all_at_once_on_real_ranks(link, layout, order, how):
@@ -181,7 +181,7 @@ def test_several_plans_at_once_whoever_is_late(layout):
         virtual.run(len(nodes), lambda comm, late=late: check_plans(comm, late), nodes)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("layout", REAL)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_progress_thread_completes_them_while_the_main_thread_makes_no_call(link, layout, algorithm):
@@ -198,7 +198,7 @@ def test_a_progress_thread_completes_them_while_the_main_thread_makes_no_call(li
     assert not any(thread.name == "mpiddl progress" for thread in threading.enumerate())
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("layout", ["one", "halves"])
 def test_a_progress_thread_beside_a_main_thread_that_waits(link, layout):
     comm = placed(link, layout)
@@ -236,7 +236,7 @@ def test_two_communicators_where_sends_stay(layout, staying):
     virtual.run(len(nodes), check_two_communicators, nodes)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("layout", REAL)
 def test_two_communicators_waited_for_in_opposite_orders(link, layout):
     check_two_communicators(placed(link, layout))
@@ -259,7 +259,7 @@ def test_what_is_freed_while_it_is_under_way_fails_and_holds_nobody_up(link, wha
     assert total == link.size
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", ["ring", "doubling"])
 def test_a_thread_that_cuts_in_everywhere_mixes_up_no_messages(link, algorithm):
     before = sys.getswitchinterval()
@@ -320,7 +320,7 @@ class Looked:
             pass
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("waits", ["for another one", "for the library", "in turns"])
 def test_a_signal_that_comes_while_another_is_moved_on_is_told_by_who_waits(link, waits):
     beside = Started(link, (), iter([Looked(rings=True)]))

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from test_collectives import EVERYWHERE, LAYOUTS, REAL, fold, given, lengths, ops, placed
+from test_collectives import LAYOUTS, REAL, fold, given, lengths, ops, placed
 
 from mpiddl.collectives import allgather, barrier, broadcast, calls, reduce, reduce_scatter, ring
 from mpiddl.collectives.allgather_ring import allgather_ring
@@ -86,14 +86,14 @@ def test_every_dtype(check):
     virtual.run(3, lambda comm: CHECKS[check](comm, REDUCED, [5]))
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("layout", ["one", "in turn"])
 def test_real_ranks(link, layout, check):
     CHECKS[check](placed(link, layout), "f", [*lengths(link.size), 100_001])
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("check", CHECKS)
 def test_real_ranks_every_dtype(link, check):
     CHECKS[check](link, REDUCED[::3], [link.size + 1])
@@ -143,7 +143,7 @@ def test_no_message_is_longer_than_the_library_takes(size, name, few):
     virtual.run(size, lambda comm: check_cut(comm, name, few))
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_no_message_of_real_ranks_is_longer_than_the_library_takes(link, name):
     check_cut(link, name, 3)
@@ -180,7 +180,7 @@ def test_nobody_leaves_a_barrier_before_the_last_has_come():
         virtual.run(5, program)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_nobody_leaves_a_barrier_of_real_ranks_before_the_last_has_come(link):
     shared = link.share(8)
     counts = [segment.view(np.int64) for segment in shared.segments]
@@ -193,7 +193,7 @@ def test_nobody_leaves_a_barrier_of_real_ranks_before_the_last_has_come(link):
     link.Barrier()
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("layout", REAL)
 def test_max_and_sum_of_the_same_call_in_turns(link, layout):
     """Scratch memory of one call must not be seen by the next."""

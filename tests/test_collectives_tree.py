@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_collectives import EVERYWHERE, LAYOUTS, REAL, given, placed, rough
+from test_collectives import LAYOUTS, REAL, given, placed, rough
 
 from mpiddl.collectives import TreeSum, allreduce
 from mpiddl.collectives.allreduce_tree import add_up, allreduce_tree, branches, exchange, kept_plan, levels
@@ -86,7 +86,7 @@ def test_the_serial_tree_of_every_dtype(size, apart):
     virtual.run(size, lambda comm: [check(comm, dtype, [1, size + 1, 100], plans=False) for dtype in REDUCED], nodes)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("layout", REAL)
 def test_the_serial_tree_on_real_ranks(link, layout):
     for dtype in "fd":
@@ -140,7 +140,7 @@ def test_many_segments_and_pieces(layout):
     virtual.run(len(PLACES[layout]), check_small, PLACES[layout])
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("layout", ["one", "halves"])
 def test_many_segments_and_pieces_of_real_ranks(link, layout):
     check_small(placed(link, layout))
@@ -173,7 +173,7 @@ def test_a_node_that_holds_a_branch_sends_what_a_node_must(homes):
     assert {sum(sent[rank] for rank in node) for node in topology.nodes} == {2 * (nodes - 1) * n * 8 // nodes}
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_mistakes_of_plans(link):
     plan = TreeSum(link, 5, "f")
     with pytest.raises(ValueError, match="read-only"):

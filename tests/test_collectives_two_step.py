@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from test_collectives import EVERYWHERE, LAYOUTS, OPS, REAL, fold, given, placed, rough
+from test_collectives import LAYOUTS, OPS, REAL, fold, given, placed, rough
 
 from mpiddl.collectives import TwoStep, allreduce
 from mpiddl.errors import CommError, MismatchError, ShapeError, UsageError
@@ -45,7 +45,7 @@ def test_input_and_result(layout, form):
     virtual.run(len(nodes), lambda comm: check_plan(comm, form, "l", [0, 1, comm.size, 300]), nodes)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layout", REAL)
 def test_input_and_result_on_real_ranks(link, layout, form):
@@ -54,7 +54,7 @@ def test_input_and_result_on_real_ranks(link, layout, form):
     check_plan(comm, form, "d", [16, 4001])
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("layout", REAL)
 def test_ranks_of_a_node_have_one_result_between_them(link, layout):
     comm = placed(link, layout)
@@ -72,7 +72,7 @@ def test_ranks_of_a_node_have_one_result_between_them(link, layout):
     comm.Barrier()
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("form", FORMS)
 def test_the_result_stays_until_this_rank_calls_again(link, form):
     comm = placed(link, "halves")
@@ -86,7 +86,7 @@ def test_the_result_stays_until_this_rank_calls_again(link, form):
         assert (found == comm.size * turn + comm.size * (comm.size - 1) / 2).all()
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("dtype", ["f", "d"])
 @pytest.mark.parametrize("n", [1, 31, 3001])
 def test_the_fused_kernel_and_the_general_path_give_the_same_bits(link, dtype, n):
@@ -102,7 +102,7 @@ def test_the_fused_kernel_and_the_general_path_give_the_same_bits(link, dtype, n
     link.Barrier()
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_long_results_that_are_written_past_the_caches(link):
     n = (9 << 20) // 4 + 5
     plan = TwoStep(link, n, "f")
@@ -112,7 +112,7 @@ def test_long_results_that_are_written_past_the_caches(link):
     plan.Free()
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("layout", REAL)
 def test_plans_are_freed_with_their_communicator(link, layout):
     comm = placed(link, layout)
@@ -130,7 +130,7 @@ def test_plans_are_freed_with_their_communicator(link, layout):
         TwoStep(comm, 3, "f")
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_a_plan_may_be_freed_and_made_again_many_times(link):
     for turn in range(30):
         plan = TwoStep(placed(link, "own") if turn % 10 == 0 else link, 50, "d")

@@ -18,10 +18,9 @@ from mpiddl.decomposition import PCA, TruncatedSVD
 
 pytestmark = pytest.mark.no_mpi
 
-EVERYWHERE = pytest.mark.mpi(min_size=1)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("solver", ["auto", *SOLVERS])
 @pytest.mark.parametrize(("n", "d", "k"), [(400, 30, 4), (1000, 90, 6), (37, 100, 3)])
@@ -34,7 +33,7 @@ def test_components_are_those_of_all_rows(comm, n, d, k, solver, dtype):
     assert (pca.n_samples_, pca.n_features_in_, pca.n_components_) == (n, d, k)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("deal", DEALS)
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_however_rows_are_dealt(comm, solver, deal):
@@ -44,7 +43,7 @@ def test_however_rows_are_dealt(comm, solver, deal):
     assert len(set(comm.allgather(pca.components_.tobytes()))) == 1
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_weights_count_rows(comm, solver):
     x, weights = rows_of_all(200, 25), np.random.default_rng(1).integers(0, 4, 200).astype(float)
@@ -54,7 +53,7 @@ def test_weights_count_rows(comm, solver):
     check(pca, x, 3, "float64", weights)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("solver", ["auto", *SOLVERS])
 def test_truncated_svd(comm, solver, dtype):
@@ -71,7 +70,7 @@ def test_truncated_svd(comm, solver, dtype):
     np.testing.assert_allclose(svd.explained_variance_, theirs.explained_variance_, rtol=100 * near)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("solver", ["auto", "gram", "subsample", "krylov"])
 @pytest.mark.parametrize("kind", [PCA, TruncatedSVD])
@@ -103,7 +102,7 @@ def test_scores_and_rows_back_are_scikit_learns(whiten):
     assert list(ours.get_feature_names_out()) == [f"pca{i}" for i in range(6)]
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("solver", ["auto", "krylov"])
 def test_a_share_of_the_variance(comm, solver):
     x = rows_of_all(500, 60)
@@ -112,7 +111,7 @@ def test_a_share_of_the_variance(comm, solver):
     check(pca, x, pca.n_components_, "float64")
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize(("n", "d"), [(50, 8), (6, 30)])
 def test_all_components(comm, n, d):
     x = rows_of_all(n, d)
@@ -124,7 +123,7 @@ def test_all_components(comm, n, d):
     np.testing.assert_allclose(pca.inverse_transform(pca.transform(x)), x, atol=1e-8)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_repeated_eigenvalues_give_the_right_space(comm, solver):
     values = np.array([4.0, 4, 4, *np.full(37, 1.0)])
@@ -145,7 +144,7 @@ def test_entries_given_twice_are_added():
     np.testing.assert_allclose(pca.explained_variance_ratio_, PCA(3).fit(double.toarray()).explained_variance_ratio_, rtol=1e-8)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("kind", [PCA, TruncatedSVD])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_batches_one_after_the_other(comm, kind, weighted):
@@ -169,7 +168,7 @@ def test_batches_one_after_the_other(comm, kind, weighted):
     np.testing.assert_allclose(stream.fit(x[own], sample_weight=weights[own]).components_, whole.components_, atol=1e-10)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_a_stream_that_keeps_all_directions_loses_nothing(comm):
     x = rows_of_all(200, 6)
     stream = PCA(3, comm=comm)
@@ -178,14 +177,14 @@ def test_a_stream_that_keeps_all_directions_loses_nothing(comm):
     check(stream, x, 3, "float64")
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_the_same_seed_gives_the_same_bits(comm):
     x = rows_of_all(600, 70)
     found = [PCA(4, solver="vr", tol=1e-8, random_state=3, comm=comm).fit(mine(x, comm)).components_ for _ in range(2)]
     np.testing.assert_array_equal(*found)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_a_clone_shares_the_communicator_and_a_pickle_leaves_it_out(comm):
     pca = PCA(2, comm=comm).fit(mine(rows_of_all(60, 12), comm))
     assert clone(pca).comm is pca.comm is comm

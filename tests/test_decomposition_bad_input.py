@@ -12,10 +12,9 @@ from mpiddl.errors import MismatchError, MpiddlError
 
 pytestmark = pytest.mark.no_mpi
 
-EVERYWHERE = pytest.mark.mpi(min_size=1)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_sparse_rows_that_make_no_sense(comm):
     x = scipy.sparse.csr_array(np.eye(30))
     with pytest.raises(ValueError, match="solver: got vr for sparse rows"):
@@ -25,7 +24,7 @@ def test_sparse_rows_that_make_no_sense(comm):
         PCA(2, comm=comm).fit(x)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("value", [0.0, 7.0, 0.1, 288.15])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -36,7 +35,7 @@ def test_constant_rows_have_no_variance(comm, solver, value, dtype):
     np.testing.assert_array_equal(pca.explained_variance_ratio_, 0)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("solver", ["auto", "gram", "subsample", "vr", "krylov"])
 @pytest.mark.parametrize("value", [1e20, 9.969e36, 1e90, 1e150])
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -52,7 +51,7 @@ def test_fill_values_among_the_rows(comm, solver, value):
             pca.fit(mine(x, comm))
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_units_whose_squares_no_float_holds(comm):
     x = mine(rows_of_all(500, 40), comm)
@@ -64,7 +63,7 @@ def test_units_whose_squares_no_float_holds(comm):
     assert np.isfinite(single.explained_variance_).all() and single.components_.dtype == np.float32
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("solver", ["auto", *SOLVERS])
 @pytest.mark.parametrize(("dtype", "scale"), [("float32", 1e-30), ("float32", 1e17), ("float64", 1e-140), ("float64", 1e-21),
                                               ("float64", 1e140)])  # fmt: skip
@@ -79,7 +78,7 @@ def test_any_units(comm, solver, dtype, scale):
     np.testing.assert_allclose(sparse.singular_values_.astype(float) / scale, np.sqrt(exact(x, False)[0][:3] * 500), rtol=1e-4)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("solver", ["auto", *SOLVERS])
 @pytest.mark.parametrize(("dtype", "mean"), [("float32", 1e4), ("float64", 1e9)])
 def test_rows_far_from_zero(comm, solver, dtype, mean):
@@ -100,7 +99,7 @@ def test_ranks_with_different_settings(comm, setting):
         PCA(comm=comm, **given).fit(rows_of_all(100, 20))
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_a_seed_that_makes_no_sense(comm):
     with pytest.raises(ValueError, match="cannot be used to seed"):
         PCA(2, random_state="abc", comm=comm).fit(rows_of_all(100, 20))
@@ -123,7 +122,7 @@ def test_streams_that_make_no_sense():
         PCA(2).partial_fit(np.eye(5)).partial_fit(np.eye(4))
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -147,7 +146,7 @@ def test_settings_that_make_no_sense(comm, settings, message):
         PCA(**{"n_components": 2, **settings}, comm=comm).fit(mine(rows_of_all(100, 30), comm))
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_found_where_it_is(comm, solver, bad):
@@ -160,7 +159,7 @@ def test_what_is_not_finite_is_found_where_it_is(comm, solver, bad):
         PCA(2, solver=solver, comm=comm).fit(x)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -183,7 +182,7 @@ def test_ranks_with_other_columns_or_dtypes(comm, odd, message):
         PCA(2, comm=comm).fit(odd if comm.rank else np.ones((5, 4)))
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("weights", "message"),
     [

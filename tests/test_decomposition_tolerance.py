@@ -16,10 +16,9 @@ from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
 
-EVERYWHERE = pytest.mark.mpi(min_size=1)
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("solver", ["subsample", "vr", "krylov"])
 @pytest.mark.parametrize("tol", [1e-2, 1e-5, 1e-9])
 def test_the_tolerance_is_kept_and_variance_never_falls(comm, solver, tol):
@@ -142,7 +141,7 @@ def test_a_look_at_held_out_rows_saves_a_pass():
     assert PCA(6, solver="krylov", tol=1e-3, random_state=0).fit(heavy(rng, x)).n_passes_ > 2
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize("settings", [{"sync_every": 3}, {"sync_every": 2, "sync_delay": 1}, {"sync_every": 2, "sync_delay": 5},
                                       {"batch_size": 24, "step_size": 3.0}, {"vr_fraction": 2.0},
                                       {"snapshot_fraction": 0.3}])  # fmt: skip
@@ -161,7 +160,7 @@ def shamirs(gap, n=10_000, d=100):
     return left * sizes @ right.T
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 @pytest.mark.parametrize(("gap", "decades", "epochs"), [(0.16, 1.5, 6), (0.05, 1.0, 9), (0.016, 0.3, 25)])
 def test_vr_plain_converges_as_published_on_any_number_of_ranks(comm, gap, decades, epochs):
     """The paper's figures are 2.2, 1.4 and 0.45 decades an epoch; a rank's steps are P times longer, and P times fewer."""
@@ -175,7 +174,7 @@ def test_vr_plain_converges_as_published_on_any_number_of_ranks(comm, gap, decad
     assert (falling[0] - falling[-1]) / (len(falling) - 1) > decades
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_vr_plain_of_several_components(comm):
     x = rows_of_all(400, 12)
     pca = PCA(2, solver="vr-plain", tol=1e-7, max_passes=60, random_state=0, comm=comm).fit(mine(x, comm))
@@ -203,7 +202,7 @@ def test_large_weights_take_no_longer(solver):
     assert passes[1] <= passes[0] + 1.5
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_what_cannot_be_met_is_an_error_that_carries_the_best(comm):
     x = rows_of_all(900, 80)
     pca = PCA(4, solver="krylov", tol=1e-14, max_passes=2, random_state=0, comm=comm)

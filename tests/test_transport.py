@@ -15,8 +15,6 @@ from mpiddl.transport.align import clock_offset
 from mpiddl.transport.base import ANY_SOURCE, IN_PLACE, MAX, MIN, PROD, SUM, allreduce_bytes
 from mpiddl.transport.mpi import connect, connected
 
-EVERYWHERE = pytest.mark.mpi(min_size=1)
-
 
 def all_calls(comm):
     """Every call of the interface once; returns what it gave."""
@@ -57,7 +55,7 @@ def all_calls(comm):
     return out
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_real_and_virtual_ranks_give_the_same(link):
     assert all_calls(link) == virtual.run(link.size, all_calls)[link.rank]
 
@@ -147,14 +145,14 @@ def test_messages_between_two_virtual_ranks_keep_their_order():
     assert virtual.run(2, program)[1] == [0, 1, 2, 3, 4]
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_bytes_of_a_collective_are_its_formula(link):
     buf = np.zeros(1000)
     link.Allreduce(IN_PLACE, buf)
     assert link.meter.bytes == allreduce_bytes(link.size, 8000) == 2 * (link.size - 1) * 8000 // link.size
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_an_error_of_one_rank_is_raised_on_all(link):
     last = link.size - 1
     with pytest.raises(DataError) as caught, agreed(link):
@@ -176,7 +174,7 @@ def test_different_settings_are_told_with_their_ranks(link):
         check_equal(link, "settings", {"seed": 1, "rate": 0.2 if link.rank == 1 else 0.1})
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_clocks_of_one_node_agree(link):
     offset = clock_offset(link)
     assert abs(offset) < 0.05  # one kernel clock; the error is at most half a round trip on busy cores
@@ -200,7 +198,7 @@ def test_waiting_is_what_the_last_rank_makes_the_others_wait(link):
     metrics.comm.Free()
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_what_is_no_communicator_is_named(comm):
     with pytest.raises(CommError, match="comm: got int, wanted an mpi4py intra-communicator"):
         connect(3)
@@ -217,7 +215,7 @@ def test_a_part_of_the_ranks_can_work_alone(comm):
     half.Free()
 
 
-@EVERYWHERE
+@pytest.mark.mpi
 def test_a_link_lends_the_same_duplicate_until_something_fails_there(comm):
     link = connect(comm)
     with connected(link, {}) as first, connected(link, {}) as second:
