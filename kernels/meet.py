@@ -12,23 +12,12 @@ Reference: D. Hensgen, R. Finkel, U. Manber, Two algorithms for barrier synchron
 
 from __future__ import annotations
 
-import platform
-
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
-
+from .atomics import EAGER, look, offer, pause, put
 from .jit import kernel
-from .lanes import INT64, base
+from .lanes import base
 
 FLAGS = 16
 """int64 flags a rank: 128 bytes, since processors fetch cache lines in pairs. Enough for 2^16 ranks."""
-
-EAGER = 200
-"""Looks before the core is first offered to others: some microseconds, longer than a flag takes between cores."""
-
-_X86 = platform.machine() in ("x86_64", "AMD64")
-_sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
 @kernel
@@ -41,51 +30,18 @@ def meet(flags, state, rank, size, patience):
     """
     count, turn = state[0] + 1, state[1]
     while (1 << turn) < size:
-        _raise(base(flags) + 8 * (rank * FLAGS + turn), count)
+        put(base(flags) + 8 * (rank * FLAGS + turn), count)
         awaited = base(flags) + 8 * ((rank - (1 << turn)) % size * FLAGS + turn)
         looks = 0
-        while _look(awaited) < count:
+        while look(awaited) < count:
             looks += 1
             if looks > patience:
                 state[1] = turn
                 return False
             if looks < EAGER:
-                _pause()
+                pause()
             else:
-                _sched_yield()
+                offer()
         turn += 1
     state[0], state[1] = count, 0
     return True
-
-
-@intrinsic
-def _raise(typing, address, value):
-    """Store with release: what was written before is seen before."""
-
-    def write(context, builder, signature, args):
-        builder.store_atomic(args[1], builder.inttoptr(args[0], INT64.as_pointer()), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), write
-
-
-@intrinsic
-def _look(typing, address):
-    """Load with acquire: what is read after is read after."""
-
-    def write(context, builder, signature, args):
-        return builder.load_atomic(builder.inttoptr(args[0], INT64.as_pointer()), "acquire", 8)
-
-    return types.int64(types.int64), write
-
-
-@intrinsic
-def _pause(typing):
-    """Tell the processor, where it wants to know, that this is a waiting loop."""
-
-    def write(context, builder, signature, args):
-        if _X86:
-            builder.call(builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), ir.FunctionType(ir.VoidType(), [])), [])
-        return context.get_dummy_value()
-
-    return types.void(), write

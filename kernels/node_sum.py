@@ -15,6 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .atomics import fence
 from .jit import kernel
 from .lanes import INT64, base, emitter, size_of
 from .meet import meet
@@ -59,7 +60,7 @@ def add_up(result, inputs, begin, end, streamed, shift):
         for more in range(2, inputs.size):
             _add(result, out, out, inputs[more] + there, count)
     if streamed:
-        _fence()
+        fence()
 
 
 @intrinsic
@@ -86,14 +87,3 @@ def _write_sum(past, lanes, out, left, right, count):
         mask = lanes.first(builder.sub(count, i))
         value = builder.fadd(lanes.masked_load(lanes.at(left, i), mask), lanes.masked_load(lanes.at(right, i), mask))
         lanes.masked_store(value, lanes.at(out, i), mask)
-
-
-@intrinsic
-def _fence(typing):
-    """What was written past the caches is there before anything that is written later."""
-
-    def write(context, builder, signature, args):
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), write
