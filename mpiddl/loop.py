@@ -29,7 +29,7 @@ class State:
     params : the model's parameters, flat and by name.
     moments : the optimiser's flat arrays.
     strategy : the strategy's state.
-    apply : a step of the optimiser on arrays of the strategy's own (`Replica.apply`).
+    apply, rate : a step of the optimiser on arrays of the strategy's own, and the learning rate (`Replica`).
     """
 
     index: int
@@ -38,10 +38,11 @@ class State:
     moments: dict[str, np.ndarray]
     strategy: Any
     apply: Callable[..., None]
+    rate: Callable[[float], float]
 
     @property
     def replica(self) -> Replica:
-        return Replica(self.params.flat, self.moments, self.apply)
+        return Replica(self.params.flat, self.moments, self.apply, self.rate)
 
 
 class Rows(Protocol):

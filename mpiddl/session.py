@@ -62,18 +62,19 @@ class Session:
 def open_session(link: Any, control: Any, request: Request) -> Iterator[Session]:
     """Prepare a run on all ranks, or raise the same error on all of them. Collective."""
     folder, earlier, job, strategy = agreed_job(control, request)
+    strategy, choice = strategy.resolve(control)
     with agreed(control):
         if folder and control.rank == 0:
             folder.prepare(request.resume, request.overwrite)
     try:
-        yield from _prepared(link, control, request, folder, earlier, job, strategy)
+        yield from _prepared(link, control, request, folder, earlier, job, strategy, choice)
     finally:
         if folder:
             folder.release()
 
 
 def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, earlier: Path | None, job: Job,
-              strategy: Strategy) -> Iterator[Session]:
+              strategy: Strategy, choice: str) -> Iterator[Session]:
     data, model = _agreed_data(control, job, request)
     with agreed(control):
         optimiser = request.optimiser if is_object(request.optimiser) else make_optimiser(job)
@@ -91,7 +92,7 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
                 folder.write_job(job.as_dict(), request.of_a_program())
         size, dtype = sum(prod(shape) for shape in model.shapes.values()), np.dtype(job.dtype)
         said = (thread_note, _data_note(control, rows, strategy), _resume_note(request, earlier, about, control.size),
-                strategy.note(link, size, dtype))
+                choice, strategy.note(link, size, dtype))
         notes = [note for note in said if note]
         warm(control, model, optimiser, rows, job, strategy)
         yield Session(request, job, folder, earlier, model, optimiser, strategy, plan, rows, test, about, notes)
@@ -100,6 +101,7 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
 def dry_run(control: Any, request: Request) -> str:
     """Everything `open_session` would check but the rows themselves, and what it would do, as lines of text. Collective."""
     _, earlier, job, strategy = agreed_job(control, request)
+    strategy, choice = strategy.resolve(control)
     data, model = _agreed_data(control, job, request)
     with agreed(control):
         layout = _layout(job, data, control.size, earlier)
@@ -116,6 +118,7 @@ def dry_run(control: Any, request: Request) -> str:
         f"parameters       {size} ({size * np.dtype(job.dtype).itemsize / 1e6:.2f} MB)",
         f"steps            {plan.steps}, {layout.steps_per_epoch} an epoch; first rate {plan.schedule(0):g}",
         f"start            {f'from {earlier}' if earlier else 'afresh'}",
+        f"runs             {describe(strategy)}{f': {choice}' if choice else ''}",
     ]
     for rank, placement in enumerate(placements):
         held = ",".join(map(str, placement.shards)) or "none"
@@ -132,7 +135,7 @@ def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Ch
         if model.init(params.views, generator(job.seed, WEIGHTS)) is not None:
             raise UsageError("model.init: returned something, wanted the parameters filled in place: params['w'][:] = ...")
     state = State(0, 0, params, session.optimiser.init(params.flat.size, job.dtype), None,
-                  applying(session.optimiser, job.clip))
+                  applying(session.optimiser, job.clip), session.plan.schedule)
     loaded = None
     if session.earlier:
         with agreed(control):

@@ -16,6 +16,7 @@ from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
 
+TWO_SIDED = "asgd:communication=two-sided"
 RULES = ["asgd", "staleness-aware", "dc-asgd-c", "dc-asgd-a", "dc-asgd-momentum", "dana", "ddc-asgd"]
 
 
@@ -164,7 +165,7 @@ def test_rules_are_what_they_say(workers):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("rule", ["asgd", "ddc-asgd"])
 def test_on_real_ranks(comm, rule):
-    result = mpiddl.train("mlp", "digits", comm=comm, **settings(rule, rate=0.02))
+    result = mpiddl.train("mlp", "digits", comm=comm, **settings(f"{rule}:communication=two-sided", rate=0.02))
     assert result.summary["test_accuracy"] > 0.7
     assert result.summary["staleness"]["pushes"] == result.summary["steps"] * (comm.size - 1)
     assert len(set(comm.allgather(weights(result).tobytes()))) == 1
@@ -175,7 +176,7 @@ def test_on_real_ranks(comm, rule):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_time_limit_ends_all(comm):
-    result = mpiddl.train("mlp", "digits", comm=comm, **settings("asgd", epochs=10_000, max_seconds=0.5))
+    result = mpiddl.train("mlp", "digits", comm=comm, **settings(TWO_SIDED, epochs=10_000, max_seconds=0.5))
     assert result.summary["ended"] == "0.5 s are over" and result.summary["staleness"]["pushes"] > 0
 
 
@@ -238,5 +239,5 @@ def test_validation_of_what_the_servers_have():
 
 @pytest.mark.mpi(min_size=3)
 def test_a_target_ends_all(comm):
-    given = settings("asgd:servers=2", epochs=500, rate=0.02, optimiser="momentum", target_accuracy=0.7)
+    given = settings(f"{TWO_SIDED},servers=2", epochs=500, rate=0.02, optimiser="momentum", target_accuracy=0.7)
     assert mpiddl.train("mlp", "digits", comm=comm, **given).summary["ended"] == "validation accuracy reached 0.7"

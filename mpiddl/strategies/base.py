@@ -1,7 +1,7 @@
 """The strategy interface: how ranks agree on one model.
 
 A strategy is eight functions, all optional; what is not written is the identity. Two more, `note` and `figures`, say
-something about it to the user.
+something about it to the user, and `resolve` lets one choose another by the ranks that there are.
 
     placement   which shards a rank trains on
     memory      where the gradient is made, if a collective wants to find it there
@@ -75,8 +75,8 @@ class Step:
     meet: int = 0
 
 
-def _nobody(*args: Any) -> None:
-    raise UsageError("replica.apply: there is no optimiser here, wanted a replica of a training loop")
+def _nobody(*args: Any) -> Any:
+    raise UsageError("replica.apply, replica.rate: there is no optimiser here, wanted a replica of a training loop")
 
 
 class Replica:
@@ -84,13 +84,14 @@ class Replica:
 
     ``replica.params += x`` and ``replica.params[:] = x`` change them; ``replica.params = x`` would not, and is refused.
     ``replica.apply(params, grad, moments, rate, scale, step)`` takes a step of the run's optimiser on any such arrays, the
-    gradient being clipped as the run wants it.
+    gradient being clipped as the run wants it. ``replica.rate(steps)`` is the learning rate after so many steps of the run.
     """
 
-    __slots__ = ("_params", "apply", "moments")
+    __slots__ = ("_params", "apply", "moments", "rate")
 
-    def __init__(self, params: np.ndarray, moments: dict[str, np.ndarray], apply: Callable[..., None] = _nobody):
-        self._params, self.moments, self.apply = params, moments, apply
+    def __init__(self, params: np.ndarray, moments: dict[str, np.ndarray], apply: Callable[..., None] = _nobody,
+                 rate: Callable[[float], float] = _nobody):
+        self._params, self.moments, self.apply, self.rate = params, moments, apply, rate
 
     @property
     def params(self) -> np.ndarray:
@@ -159,6 +160,12 @@ class Strategy:
 
     def __repr__(self) -> str:
         return f"{type(self).__qualname__}()"
+
+    def resolve(self, comm: Comm) -> tuple[Strategy, str]:
+        """The strategy that runs on these ranks, the same on all: this one, unless it has a choice to make; and what the user
+        should know about that, or nothing. Called once, before anything but `check`. Collective.
+        """
+        return self, ""
 
     def check(self, size: int) -> None:
         """Raise a `UsageError` if the strategy cannot run on ``size`` ranks."""

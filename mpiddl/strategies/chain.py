@@ -23,6 +23,10 @@ class Chain(Strategy):
     def __repr__(self) -> str:
         return f"chain({', '.join(map(repr, self.members))})"
 
+    def resolve(self, comm: Comm) -> tuple[Strategy, str]:
+        found = [member.resolve(comm) for member in self.members]
+        return Chain(*(strategy for strategy, _ in found)), "; ".join(filter(None, (said for _, said in found)))
+
     def check(self, size: int) -> None:
         for member in self.members:
             member.check(size)

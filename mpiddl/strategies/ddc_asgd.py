@@ -26,7 +26,8 @@ import numpy as np
 
 from mpiddl import kernels
 from mpiddl.errors import UsageError
-from mpiddl.strategies.parameter_server import ParameterServer, Push
+from mpiddl.strategies.parameter_server import ParameterServer
+from mpiddl.strategies.push import Push
 
 
 @dataclass(frozen=True)

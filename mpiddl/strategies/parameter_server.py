@@ -14,52 +14,40 @@ Source: downpour SGD, Dean et al., NIPS 2012, section 4.1, a push and a pull bei
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from mpiddl.collectives.base import block_bounds
-from mpiddl.errors import UsageError
+from mpiddl.errors import CommError, UsageError
 from mpiddl.layout import rank_shards
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
+from mpiddl.strategies.one_sided import OneSided
+from mpiddl.strategies.push import Push, staleness
+from mpiddl.strategies.trial import trouble
 from mpiddl.transport.base import Comm
 
 PUSH, PULL, MEET, STOP, DONE, ALL, NONE = range(1, 8)
 """Tags. From workers: a gradient; the worker leaves. To them: parameters; parameters, and wait whether all meet; the run is
 over. From the first server: all have come to meet; somebody has left, so nobody meets."""
 
-
-@dataclass
-class Push:
-    """A gradient that has come to a server, and the shard it is of.
-
-    params, grad : arrays of the shard; ``grad`` is the mean over a batch, and may be overwritten.
-    before : the shard as the worker pulled it.
-    worker, workers : who it is of, and how many there are.
-    delay : updates of the shard since then.
-    count : pushes of this worker that have been applied.
-    size : of the whole model.
-    """
-
-    params: np.ndarray
-    grad: np.ndarray
-    before: np.ndarray
-    worker: int
-    workers: int
-    delay: int
-    count: int
-    size: int
+AUTO, ONE_SIDED, TWO_SIDED = COMMUNICATION = "auto", "one-sided", "two-sided"
 
 
 @dataclass(frozen=True)
 class ParameterServer(Strategy):
     """Subclasses say how a push is corrected, how far it is trusted, and whose moments it moves.
 
+    servers : ranks that serve.
+    communication : "two-sided", as this file says; "one-sided", as `mpiddl.strategies.one_sided` does; "auto", one-sided where
+        that can work (`resolve`).
     own_moments : each worker has the optimiser's moments to itself.
     """
 
     servers: int = 1
+    communication: str = AUTO
     own_moments = False
     replicated = False
     lockstep = False
@@ -67,9 +55,34 @@ class ParameterServer(Strategy):
     def __post_init__(self) -> None:
         if self.servers < 1:
             raise UsageError(f"servers: got {self.servers}, wanted 1 rank or more")
+        if self.communication not in COMMUNICATION:
+            close = difflib.get_close_matches(self.communication, COMMUNICATION, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise UsageError(f"communication: got {self.communication!r}, wanted one of {', '.join(COMMUNICATION)}{hint}")
+
+    def resolve(self, comm: Comm) -> tuple[Strategy, str]:
+        """One-sided where ranks are processes and its trial succeeds, unless two-sided is asked for.
+
+        Raises
+        ------
+        UsageError
+            On every rank: more servers than there are ranks for.
+        CommError
+            On every rank: one-sided is asked for, and cannot work.
+        """
+        why = "" if self.communication == TWO_SIDED else trouble(comm)
+        if why and self.communication == ONE_SIDED:
+            raise CommError(f"communication: got one-sided, but {why}; wanted two-sided, or auto, which falls back to it")
+        if self.communication == TWO_SIDED or why:
+            chosen: Strategy = replace(self, communication=TWO_SIDED)
+        else:
+            chosen = OneSided(replace(self, communication=ONE_SIDED))
+        chosen.check(comm.size)
+        return chosen, f"parameter server: two-sided, since {why}" if why and comm.processes else ""
 
     def check(self, size: int) -> None:
-        if size <= self.servers:
+        """Once it is known how they communicate; before, there is nothing to be said."""
+        if self.communication == TWO_SIDED and size <= self.servers:
             raise UsageError(f"ranks: got {size}, wanted {self.servers} to serve (servers) and one or more to work")
 
     def placement(self, shards: int, rank: int, size: int) -> Placement:
@@ -77,6 +90,11 @@ class ParameterServer(Strategy):
         if rank >= workers:
             return Placement((), serves=workers)
         return Placement(rank_shards(shards, workers, rank), endless=True)
+
+    def check_size(self, size: int) -> None:
+        """Raise a `UsageError` if there are not enough parameters for all servers."""
+        if self.servers > size:
+            raise UsageError(f"servers: got {self.servers} for {size} parameters, wanted one or more each")
 
     def correct(self, state: dict[str, Any], push: Push) -> float:
         """Correct ``push.grad`` in place; returns the factor of its rate."""
@@ -88,8 +106,7 @@ class ParameterServer(Strategy):
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         workers = comm.size - self.servers
-        if self.servers > replica.params.size:
-            raise UsageError(f"servers: got {self.servers} for {replica.params.size} parameters, wanted one or more each")
+        self.check_size(replica.params.size)
         if comm.rank < workers:
             return {"over": False}
         begin, end = self._shard(comm, replica, comm.rank - workers)
@@ -226,18 +243,3 @@ class ParameterServer(Strategy):
 
     def _shard(self, comm: Comm, replica: Replica, number: int) -> tuple[int, int]:
         return block_bounds(replica.params.size, self.servers, number)
-
-
-def staleness(delays: dict[str, int]) -> dict[str, Any]:
-    """What pushes met: how many had which delay, the delay that half and that 95 % of them did not pass, the longest.
-
-    Examples
-    --------
-    >>> staleness({"0": 5, "2": 4, "7": 1})
-    {'pushes': 10, 'median': 0, 'of_95': 7, 'longest': 7, 'histogram': {'0': 5, '2': 4, '7': 1}}
-    """
-    found = sorted((int(delay), count) for delay, count in delays.items())
-    each = np.repeat([delay for delay, _ in found], [count for _, count in found]) if found else np.zeros(1, int)
-    half, most = (int(each[int(np.ceil(share * len(each))) - 1]) for share in (0.5, 0.95))
-    histogram = {str(delay): count for delay, count in found}
-    return {"pushes": sum(histogram.values()), "median": half, "of_95": most, "longest": int(each[-1]), "histogram": histogram}

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mpiddl.strategies.parameter_server import ParameterServer, Push
+from mpiddl.strategies.parameter_server import ParameterServer
+from mpiddl.strategies.push import Push
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,8 @@ class Comm(Protocol):
     ``kept`` makes, collectively, what lives as long as the communicator, ``progress`` lets the library move messages,
     ``test_some`` asks the library for several requests at once,
     ``started`` is what this rank has under way, on whatever communicator: who waits for one thing must move the others on.
-    ``now`` is this rank's clock, in seconds; ``simulated``, whether it only tells what it is told.
+    ``now`` is this rank's clock, in seconds; ``simulated``, whether it only tells what it is told. ``processes``: each rank is
+    one, and not all of them threads that take turns.
     ``broken``: an exception ended a collective in the middle; ``held`` is one that came before the steps of a collective, which
     raises it when it is over. Who has called ``kept`` and begins none calls `raise_held`.
     """
@@ -130,6 +131,7 @@ class Comm(Protocol):
     broken: bool
     held: BaseException | None
     simulated: bool
+    processes: bool
     started: list[Any]
 
     def now(self) -> float: ...

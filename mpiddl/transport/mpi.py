@@ -110,6 +110,7 @@ class MpiComm:
     """
 
     simulated = False
+    processes = True
     now = staticmethod(now)
 
     def __init__(self, raw: Any, ends_jobs: bool = True):

@@ -120,6 +120,8 @@ class VirtualComm:
     wire : what its messages take; that of the one it was made from, unless told otherwise.
     """
 
+    processes = False
+
     def __init__(self, world: _World, rank: int, members: Sequence[int], wire: Wire, context: tuple[Any, ...] = ()):
         self.rank, self.size, self.wire = rank, len(members), wire
         self.meter = Meter()

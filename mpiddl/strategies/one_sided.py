@@ -1,0 +1,107 @@
+"""A parameter server without servers: whoever pushes applies the rule himself, in memory that the ranks share.
+
+Every rank works. The last ``servers`` ranks serve as well, a contiguous shard of the parameters each, which lies in their
+memory. A worker that has a gradient takes the lock of a shard, applies the rule to it (`mpiddl.strategies.shard`), and pulls
+what the shard is then. Nobody waits for anybody's computing, only for the rule under way at the same shard, in the order of
+arrival. The laws are those of `parameter_server`, whose rules these are: with one worker the steps are the optimiser's.
+
+Cost: a step of a worker on the shard's node, what the rule reads and writes, and a copy; memory, the model and its moments once
+(once a worker where each has its own); a rank that serves keeps no copies of what workers have pulled: they have them.
+Source: downpour SGD, Dean et al., NIPS 2012, section 4.1; updates by the workers, in memory that they share, Recht et al.,
+Hogwild!, NIPS 2011, from which this departs: a shard is locked, so that no update is lost and no pull is torn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiddl.clock import now
+from mpiddl.errors import UsageError
+from mpiddl.layout import rank_shards
+from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
+from mpiddl.strategies.push import staleness
+from mpiddl.strategies.store import Store
+from mpiddl.transport.base import Comm
+
+STORE = "parameter server"
+
+
+@dataclass(frozen=True)
+class OneSided(Strategy):
+    """A rule of a parameter server, applied by the workers.
+
+    rule : the ParameterServer; it says how many ranks serve, and what becomes of a push.
+    """
+
+    rule: Any
+    replicated = False
+    lockstep = False
+
+    def check(self, size: int) -> None:
+        if self.rule.servers > size:
+            raise UsageError(f"servers: got {self.rule.servers}, wanted 1 to {size}, as many as there are ranks")
+
+    def placement(self, shards: int, rank: int, size: int) -> Placement:
+        return Placement(rank_shards(shards, size, rank), endless=True)
+
+    def init(self, comm: Comm, replica: Replica) -> Any:
+        self.rule.check_size(replica.params.size)
+        store = self._store(comm, {}, replica)
+        return {"pulled": [0] * self.rule.servers, "count": 0, "delays": {}, "serves": store.saved()}
+
+    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        store, budget = self._store(comm, state, replica), step.steps * comm.size
+        grad *= grad.dtype.type(1 / max(step.count, 1))
+        if not store.ledger.enter(budget):
+            return Combined(grad, 0, state, stop=True)
+        done = state["pulled"][0] // comm.size
+        entered = now()
+        for turn in range(self.rule.servers):  # workers begin at different shards
+            self._exchange(comm, store, (comm.rank + turn) % self.rule.servers, state, grad, replica)
+        comm.meter.moving += now() - entered
+        state["count"] += 1
+        meet = store.meet(state["version"] + 1, step.meet * comm.size, budget)
+        if meet:
+            self._pull(store, state, replica)  # all pull the same now, nothing being on its way
+        state["serves"] = store.saved()
+        return Combined(grad, 0, state, updates=state["pulled"][0] // comm.size - done, meet=meet)
+
+    def model(self, comm: Comm, params: np.ndarray) -> np.ndarray:
+        """What each has pulled: where this is asked all have pulled the same."""
+        return params
+
+    def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
+        store = self._store(comm, state, replica)
+        store.ledger.leave()
+        comm.patient_barrier()
+        self._pull(store, state, replica)
+        delays: dict[str, int] = {}
+        for theirs in comm.allgather(state["delays"]):
+            for delay, count in theirs.items():
+                delays[delay] = delays.get(delay, 0) + count
+        state["delays"], state["serves"] = delays, None
+        store.Free()
+
+    def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
+        return {"staleness": staleness(state["delays"])}
+
+    def _store(self, comm: Any, state: Any, replica: Replica) -> Store:
+        """Opened by `init`, or at the first step of a run that is continued."""
+        return comm.kept(STORE, lambda: Store(comm, self.rule, replica, state.get("serves")))
+
+    def _exchange(self, comm: Comm, store: Store, number: int, state: Any, grad: np.ndarray, replica: Replica) -> None:
+        """Push a shard of the gradient, which is one of what this rank has pulled, and pull the shard."""
+        part, pulled = slice(*store.spans[number]), state["pulled"][number]
+        moments = {name: moment[part] for name, moment in replica.moments.items()}
+        version = store.shards[number].push(grad[part], replica.params[part], comm.rank, pulled, state["count"], moments)
+        state["pulled"][number] = store.shards[number].pull(replica.params[part])
+        if number == 0:
+            delay = str(version - pulled)
+            state["version"], state["delays"][delay] = version, state["delays"].get(delay, 0) + 1
+
+    def _pull(self, store: Store, state: Any, replica: Replica) -> None:
+        for number, shard in enumerate(store.shards):
+            state["pulled"][number] = shard.pull(replica.params[slice(*store.spans[number])])

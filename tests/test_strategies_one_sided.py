@@ -1,0 +1,228 @@
+"""The parameter server whose workers apply the rule themselves: the laws of pushes and pulls, and what goes wrong."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from mpiddl.kernels.lock import WORDS, acquire, begin_change, changes, end_change, release, unchanged
+from test_strategies_clients import weights
+from test_strategies_server import RULES, settings
+
+import mpiddl
+from mpiddl.errors import CommError, UsageError
+from mpiddl.strategies import ASGD, DDCASGD, OneSided, Replica, Step, make_strategy, trial
+from mpiddl.transport import virtual
+
+
+def trained(comm, rule, way="one-sided", **more):
+    return mpiddl.train("mlp", "digits", comm=comm, **settings(f"{rule}:communication={way}", **more))
+
+
+def pushed(comm, rule, value, size, steps, meet=0):
+    """Each rank pushes ``value(pulled)`` as gradients that are added to the parameters; what it has pulled, the end, delays,
+    meetings."""
+
+    def add(params, grad, moments, rate, scale, step):
+        params += scale * grad
+
+    replica = Replica(np.zeros(size), {}, add, lambda steps: 1.0)
+    strategy = OneSided(rule)
+    state, grad, seen, met = strategy.init(comm, replica), np.zeros(size), [], 0
+    while True:
+        grad[:] = value(replica.params)
+        combined = strategy.combine(comm, state, grad, replica, Step(0, 1, comm.size, 1.0, steps, meet))
+        state = combined.state
+        if combined.stop:
+            break
+        seen.append(replica.params.copy())
+        if combined.meet:
+            met += 1
+            assert len(set(comm.allgather(replica.params.tobytes()))) == 1
+    strategy.finish(comm, state, replica)
+    return np.array(seen), replica.params, strategy.figures(comm, state, replica)["staleness"], met
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("servers", [1, 3])
+def test_ten_thousand_pushes_of_one_add_up(comm, link, servers):
+    steps = 10_000 // comm.size // servers
+    seen, params, delays, _ = pushed(link, ASGD(min(servers, comm.size)), lambda _: 1.0, 64, steps)
+    assert (params == steps * comm.size).all() and delays["pushes"] == steps * comm.size
+    assert (np.diff(seen, axis=0) >= 0).all()
+    assert sum(comm.allgather(len(seen))) == steps * comm.size
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("servers", [1, 3])
+def test_no_reader_ever_sees_two_stamps_in_a_shard(comm, link, servers):
+    size, servers, stamp = 60_001, min(servers, comm.size), [0.0]
+
+    class Stamps(ASGD):
+        def correct(self, state, push):
+            push.grad -= push.params  # so that the parameters become this worker's stamp
+            return 1.0
+
+    def value(_):
+        stamp[0] += 1
+        return comm.rank * 1000 + stamp[0]
+
+    seen, params, _, _ = pushed(link, Stamps(servers), value, size, 60)
+    edges = [number * (size // servers) + min(number, size % servers) for number in range(servers + 1)]
+    for begin, end in pairwise(edges):
+        assert (seen[:, begin:end] == seen[:, begin : begin + 1]).all()
+    assert len(set(comm.allgather(params.tobytes()))) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_all_meet_with_nothing_on_its_way(comm, link):
+    _, params, delays, met = pushed(link, ASGD(2), lambda _: 1.0, 64, 50, meet=10)
+    assert comm.allgather(met) == [4] * comm.size
+    assert (params == 50 * comm.size).all() and delays["pushes"] == 50 * comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_worker_that_leaves_does_not_stop_the_others(comm, link):
+    def add(params, grad, *rest):
+        params += grad
+
+    replica, strategy, steps, done = Replica(np.zeros(8), {}, add, lambda steps: 1.0), OneSided(ASGD()), 30, 0
+    state = strategy.init(link, replica)
+    while not (comm.rank == 1 and done == 3):
+        combined = strategy.combine(link, state, np.ones(8), replica, Step(0, 1, comm.size, 1.0, steps, 10))
+        state, done = combined.state, done + (not combined.stop)
+        if combined.stop:
+            break
+    strategy.finish(link, state, replica)
+    counts = comm.allgather(done)
+    assert counts[1] <= 3 and sum(counts) == steps * comm.size and (replica.params == sum(counts)).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("optimiser", ["nesterov", "momentum", "sgd", "adam"])
+def test_with_one_worker_every_rule_is_the_optimiser_alone(comm, rule, optimiser):
+    wanted = make_strategy(rule).optimisers
+    if wanted and optimiser not in wanted:
+        return
+    short = {"epochs": 1, "optimiser": optimiser, "weight_decay": 0.01}
+    alone = mpiddl.train("mlp", "digits", **settings("alone", **short))
+    mine = trained(comm, rule, **short)
+    assert weights(mine).tobytes() == weights(alone).tobytes()
+    assert mine.summary["steps"] == alone.summary["steps"] and mine.summary["staleness"]["longest"] == 0
+
+
+def test_with_one_worker_both_kinds_of_communication_have_the_same_bits(comm):
+    short = {"epochs": 2, "clip": 1.0}
+    served = mpiddl.train("mlp", "digits", simulate=2, **settings("ddc-asgd", **short))
+    assert weights(trained(comm, "ddc-asgd", **short)).tobytes() == weights(served).tobytes()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("rule", ["asgd:servers=1", "dc-asgd-a:servers=2", "ddc-asgd:servers=1"])
+def test_all_ranks_learn(comm, rule):
+    if comm.size < 2 and "=2" in rule:
+        rule = rule.replace("=2", "=1")
+    result = mpiddl.train("mlp", "digits", comm=comm, **settings(rule, rate=0.02 / comm.size, epochs=5))
+    assert result.summary["strategy"].startswith("OneSided")  # chosen by itself
+    assert result.summary["test_accuracy"] > 0.7
+    assert result.summary["staleness"]["pushes"] == result.summary["steps"] * comm.size
+    assert len(set(comm.allgather(weights(result).tobytes()))) == 1
+    assert sum("validation_accuracy" in line for line in result.history) == 4
+
+
+@pytest.mark.mpi
+def test_a_run_goes_on_from_its_checkpoint(comm, tmp_path_factory):
+    out = comm.bcast(tmp_path_factory.mktemp("run") if comm.rank == 0 else None)
+    given = {"out": out, "checkpoint_every": 9, "rate": 0.01 / comm.size}
+    straight = trained(comm, "dc-asgd-a", **given)
+    if comm.rank == 0:
+        for later in sorted((out / "checkpoints").glob("step-*"))[1:]:
+            shutil.rmtree(later)  # as if the job had been killed after the first
+    comm.Barrier()
+    resumed = trained(comm, "dc-asgd-a", **given, resume=True)
+    assert resumed.summary["steps"] == straight.summary["steps"]
+    assert resumed.summary["staleness"]["pushes"] == straight.summary["staleness"]["pushes"]
+    if comm.size == 1:
+        assert weights(resumed).tobytes() == weights(straight).tobytes()
+
+
+@pytest.mark.mpi
+def test_a_target_and_a_time_limit_end_all(comm):
+    result = trained(comm, "asgd", epochs=500, rate=0.02, target_accuracy=0.7)
+    assert result.summary["ended"] == "validation accuracy reached 0.7"
+    result = trained(comm, "asgd", epochs=10_000, max_seconds=0.2)
+    assert result.summary["ended"] == "0.2 s are over" and result.summary["staleness"]["pushes"] > 0
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("failing", ["torn", "lost", "none"])
+def test_where_the_trial_fails_servers_of_their_own_take_over(comm, monkeypatch, failing):
+    def change(guard, data, stamp, times, really=trial._change):
+        if failing == "none" and times > 1:
+            raise CommError("a lock was not given back")
+        torn = really(guard, data, stamp, times)
+        if stamp == 2 and failing == "lost":
+            data[0] -= 1
+        return torn + (stamp == 2 and failing == "torn")
+
+    monkeypatch.setattr(trial, "_change", change)
+    with pytest.raises(CommError, match=r"communication: got one-sided, but shared memory failed its trial: .*wanted two-sided"):
+        trained(comm, "asgd", epochs=1)
+    result = trained(comm, "asgd", "auto", epochs=1)
+    assert result.summary["strategy"] == "ASGD(servers=1, communication='two-sided')"
+
+
+@pytest.mark.mpi
+def test_what_makes_no_sense(comm, link):
+    with pytest.raises(UsageError, match=f"servers: got 9, wanted 1 to {comm.size}, as many as there are ranks"):
+        mpiddl.train("mlp", "digits", comm=comm, **settings("asgd:servers=9,communication=one-sided"))
+    with pytest.raises(UsageError, match=r"communication: got 'onesided', wanted one of auto, .*did you mean 'one-sided'"):
+        trained(comm, "asgd", "onesided")
+    with pytest.raises(UsageError, match=f"servers: got {comm.size} for 0 parameters"):
+        OneSided(ASGD(comm.size)).init(link, Replica(np.zeros(0), {}))
+
+
+def test_virtual_ranks_take_turns_and_share_nothing():
+    with pytest.raises(CommError, match="got one-sided, but virtual ranks take turns; wanted two-sided"):
+        mpiddl.train("mlp", "digits", simulate=2, **settings("asgd:communication=one-sided"))
+    assert virtual.run(2, DDCASGD().resolve)[0][0] == DDCASGD(communication="two-sided")
+
+
+def test_a_lock_goes_round_in_the_order_of_arrival():
+    words, states = np.zeros(WORDS, np.int64), np.zeros((3, 1), np.int64)
+    assert acquire(words, states[0], 0)
+    assert not acquire(words, states[2], 10) and not acquire(words, states[1], 10)
+    release(words)
+    assert not acquire(words, states[1], 10) and acquire(words, states[2], 0)
+    release(words)
+    assert acquire(words, states[1], 0)
+
+
+def test_a_copy_that_a_change_came_into_is_told():
+    words = np.zeros(WORDS, np.int64)
+    assert begin_change(words) == 0 and changes(words, 10) == 1
+    end_change(words)
+    count = changes(words, 0)
+    assert count == 2 and unchanged(words, count)
+    assert begin_change(words) == 1 and not unchanged(words, count)
+
+
+def test_no_addition_of_threads_is_lost():
+    words, total = np.zeros(WORDS, np.int64), np.zeros(1, np.int64)
+
+    def add(state):
+        for _ in range(500):
+            while not acquire(words, state, 300):
+                pass
+            total[0] += 1
+            release(words)
+
+    threads = [threading.Thread(target=add, args=(np.zeros(1, np.int64),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert total == 1500
