@@ -62,6 +62,7 @@ class OneSided(Strategy):
         for turn in range(self.rule.servers):  # workers begin at different shards
             self._exchange(comm, store, (comm.rank + turn) % self.rule.servers, state, grad, replica)
         comm.meter.moving += now() - entered
+        store.count()
         state["count"] += 1
         meet = store.meet(state["version"] + 1, step.meet * comm.size, budget)
         if meet:
@@ -78,6 +79,8 @@ class OneSided(Strategy):
         store.ledger.leave()
         comm.patient_barrier()
         self._pull(store, state, replica)
+        comm.patient_barrier()
+        store.count()
         delays: dict[str, int] = {}
         for theirs in comm.allgather(state["delays"]):
             for delay, count in theirs.items():

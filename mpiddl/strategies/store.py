@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,15 @@ import numpy as np
 from mpiddl.collectives.base import block_bounds
 from mpiddl.strategies.base import Replica
 from mpiddl.strategies.ledger import Ledger
+from mpiddl.strategies.remote import Desk, Line, RemoteLedger, RemoteShard
 from mpiddl.strategies.shard import Shard
 from mpiddl.topology import neighbours
 
 PAUSE_S = 0.001
 """Between two looks of a worker that waits for the others to meet: they compute."""
+
+BOOK = 8 * Ledger.WORDS
+"""Bytes of the ledger."""
 
 
 class Store:
@@ -27,36 +32,56 @@ class Store:
     rule : ParameterServer
     replica : Replica
     saved : dict or None
-        This rank's shard as `saved` gave it, to go on from.
+        This rank's part as `saved` gave it, to go on from.
+    limit_s : float, optional
+        Seconds within which another rank has to answer.
+
+    Attributes
+    ----------
+    shards : list of Shard or RemoteShard
+        As this rank has them: those of its node in shared memory, others by message.
+    spans : list of (int, int)
+        Where each begins and ends in the parameters.
+    ledger : Ledger or RemoteLedger
 
     Communication
     -------------
-    Collective over ``comm``: shared memory for each node, a barrier.
+    Collective over ``comm``: shared memory for each node, where there are several two duplications, and a barrier.
     """
 
-    def __init__(self, comm: Any, rule: Any, replica: Replica, saved: dict[str, Any] | None):
+    def __init__(self, comm: Any, rule: Any, replica: Replica, saved: dict[str, Any] | None = None,
+                 limit_s: float = float("inf")):
         self._comm, self.freed = comm, False
-        self._near = neighbours(comm)
-        self.servers = range(comm.size - rule.servers, comm.size)
+        near, servers = neighbours(comm), range(comm.size - rule.servers, comm.size)
         self.spans = [block_bounds(replica.params.size, rule.servers, number) for number in range(rule.servers)]
-        book = 8 * Ledger.WORDS
-        mine = comm.rank - self.servers[0]
+        self._parts = rule, replica
+        mine, node = comm.rank - servers[0], near.topology.nodes[near.topology.node(comm.rank)]
         size = Shard.size_bytes(rule, replica, comm.size, self.spans[mine]) if mine >= 0 else 0
-        self._memory = self._near.local.share(size + book * (mine == 0))
-        segments = dict(zip(self._near.topology.nodes[self._near.topology.node(comm.rank)], self._memory.segments, strict=True))
-        self.shards = [Shard(comm, rule, replica, span, segments[server][book * (number == 0) :])
-                       for number, (server, span) in enumerate(zip(self.servers, self.spans, strict=True))]
-        self.ledger = Ledger(comm, segments[self.servers[0]][:book].view(np.int64))
-        self.own = self.shards[mine] if mine >= 0 else None
-        if self.own:
-            self.own.begin(saved)
+        self._memory = near.local.share(size + BOOK * (mine == 0))
+        self._segments = {rank - servers[0]: memory for rank, memory in zip(node, self._memory.segments, strict=True)}
+        if mine >= 0:
+            own = self._shard(mine)
+            own.begin(saved)
             if mine == 0:
-                self.ledger.begin(self.own.guard.changes, saved["met"] if saved else 0)
+                self._book().begin(own.guard.changes, saved["met"] if saved else 0)
+        self._mine, self._counted, self._desk = mine, 0, None
+        self._lines: Sequence[Any] = ()
+        far = [rank for rank in range(comm.size) if rank not in node]
+        if len(near.topology.nodes) > 1:
+            self._lines = comm.Dup(), comm.Dup()
+            if mine >= 0:
+                self._desk = self._opened(mine, far, saved)
+        lines = {number: Line(self._lines, server, limit_s) for number, server in enumerate(servers) if server in far}
+        self.shards = [RemoteShard(lines[number]) if number in lines else self._shard(number) for number in range(rule.servers)]
+        self.ledger = RemoteLedger(lines[0]) if 0 in lines else self._book()
         comm.Barrier()
 
     def saved(self) -> dict[str, Any] | None:
         """What this rank serves, as the state of a strategy; views, of this moment."""
-        return {**self.own.saved(), "met": self.ledger.met} if self.own else None
+        if self._mine < 0:
+            return None
+        met = self._book().met if self._mine == 0 else 0
+        return {**self.shards[self._mine].saved(), "met": met, "far": self._desk.saved if self._desk else {}}
 
     def meet(self, version: int, every: int, budget: int) -> bool:
         """Wait for the others, if a meeting is due; returns whether all are there, with nothing on its way."""
@@ -68,9 +93,31 @@ class Store:
             time.sleep(PAUSE_S)
         return answer > 0
 
+    def count(self) -> None:
+        """Let the communicator's meter know what has been sent to other nodes since the last time."""
+        total = sum(line.meter.bytes for line in self._lines)
+        self._comm.meter.sent(total - self._counted, 0)
+        self._counted = total
+
     def Free(self) -> None:
-        """Collective; the shards must not be touched afterwards."""
+        """Collective; the shards must not be touched afterwards. Nobody may be waiting for an answer."""
         if not self.freed:
             self.freed = True
-            self.shards, self.own = [], None
+            if self._desk:
+                self._desk.end()
+            self.shards, self._segments = [], {}
             self._memory.Free()
+
+    def _shard(self, number: int) -> Shard:
+        rule, replica = self._parts
+        return Shard(self._comm, rule, replica, self.spans[number], self._segments[number][BOOK * (number == 0) :])
+
+    def _book(self) -> Ledger:
+        return Ledger(self._comm, self._segments[0][:BOOK].view(np.int64))
+
+    def _opened(self, number: int, far: list[int], saved: dict[str, Any] | None) -> Desk:
+        rule, replica = self._parts
+        part = slice(*self.spans[number])
+        moments = {name: moment[part] for name, moment in replica.moments.items()} if rule.own_moments else {}
+        book = self._book() if number == 0 else None
+        return Desk(self._lines, self._shard(number), book, far, moments, saved["far"] if saved else None)

@@ -195,6 +195,12 @@ class MpiComm:
         self.meter.waiting += now() - entered
         return Envelope(status.source, status.tag)
 
+    def Iprobe(self, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Envelope | None:
+        """The envelope of a message that has come, if one has."""
+        status = self._mpi.Status()
+        found = self.raw.Iprobe(self._peer(source), self._tag(tag), status)
+        return Envelope(status.source, status.tag) if found else None
+
     def Dup(self) -> MpiComm:
         """A communicator of the same ranks, freed with this one at the latest."""
         return self._own(MpiComm(self.raw.Dup()))
