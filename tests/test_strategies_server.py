@@ -52,7 +52,7 @@ def pushed(comm, strategy, value, size=1000, steps=50, meanwhile=lambda: None):
 def test_ten_thousand_pushes_of_one_add_up(comm, link):
     workers = comm.size - 1
     steps = 10_000 // workers
-    seen, params, delays = pushed(link, ASGD(), lambda _: 1.0, size=64, steps=steps)
+    seen, params, delays = pushed(link, ASGD(1), lambda _: 1.0, size=64, steps=steps)
     assert (params == steps * workers).all() and delays["pushes"] == steps * workers
     if comm.rank < workers:
         assert (np.diff(seen[:, 0]) >= 0).all() and (seen == seen[:, :1]).all()
@@ -110,7 +110,7 @@ def test_with_one_worker_every_rule_is_the_optimiser_alone(rule, optimiser):
     ids=repr,
 )
 def test_special_cases_are_their_parents(special, parent):
-    runs = [mpiddl.train("mlp", "digits", simulate=5 + strategy.servers, **settings(strategy, jitter=0.3, slow="1:3"))
+    runs = [mpiddl.train("mlp", "digits", simulate=5 + strategy.serving, **settings(strategy, jitter=0.3, slow="1:3"))
             for strategy in (special, parent)]  # fmt: skip
     assert weights(runs[0]).tobytes() == weights(runs[1]).tobytes()
 
@@ -201,7 +201,7 @@ def test_a_worker_that_leaves_does_not_stop_the_others():
     ("rule", "workers", "message"),
     [
         ("asgd:servers=3", 2, r"ranks: got 3, wanted 3 to serve \(servers\) and one or more to work"),
-        ("asgd:servers=0", 2, "servers: got 0"),
+        ("asgd:servers=-1", 2, "servers: got -1"),
         ("dc-asgd-c:strength=-1", 2, r"strength: got -1\.0"),
         ("dc-asgd-a:decay=1", 2, r"decay: got 1\.0"),
         ("ddc-asgd:damping=-1", 2, r"damping: got -1\.0"),

@@ -22,7 +22,6 @@ from mpiddl.strategies.ddc_asgd import DDCASGD
 from mpiddl.strategies.delayed import Delayed
 from mpiddl.strategies.hierarchical import Hierarchical
 from mpiddl.strategies.local_sgd import LocalSGD
-from mpiddl.strategies.one_sided import OneSided
 from mpiddl.strategies.ring import Ring
 from mpiddl.strategies.staleness_aware import StalenessAware
 from mpiddl.strategies.tree import Tree
@@ -61,7 +60,6 @@ __all__ = [
     "Delayed",
     "Hierarchical",
     "LocalSGD",
-    "OneSided",
     "Pending",
     "Placement",
     "Replica",

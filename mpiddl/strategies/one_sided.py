@@ -1,12 +1,16 @@
 """A parameter server without servers: whoever pushes applies the rule himself, in memory that the ranks share.
 
-Every rank works. The last ``servers`` ranks serve as well, a contiguous shard of the parameters each, which lies in their
-memory. A worker that has a gradient takes the lock of a shard, applies the rule to it (`mpiddl.strategies.shard`), and pulls
-what the shard is then. Nobody waits for anybody's computing, only for the rule under way at the same shard, in the order of
-arrival. The laws are those of `parameter_server`, whose rules these are: with one worker the steps are the optimiser's.
+Every rank works. All of them, or the last ``servers``, serve as well, a contiguous shard of the parameters each, which lies in
+their memory. A worker that has a gradient takes the lock of a shard, applies the rule to it (`mpiddl.strategies.shard`), and
+pulls what the shard is then; at a shard of another node a thread there does it for him (`mpiddl.strategies.remote`). Nobody
+waits for anybody's computing, only for the rule under way at the same shard, in the order of arrival. The laws are those of
+`parameter_server`, whose rules these are: with one worker the steps are the optimiser's, bit for bit.
 
-Cost: a step of a worker on the shard's node, what the rule reads and writes, and a copy; memory, the model and its moments once
-(once a worker where each has its own); a rank that serves keeps no copies of what workers have pulled: they have them.
+A push is entered in a ledger first (`mpiddl.strategies.ledger`), so that all shards take the same pushes. Where all ranks meet
+each pulls once more: then all have the same parameters, and a shard's are those that its rank has.
+
+Cost: a step of a worker on the shard's node, what the rule reads and writes, and a copy; between nodes V bytes out and V back.
+Memory: the model and its moments once (once a worker where each has its own); what a worker has pulled is kept by itself.
 Source: downpour SGD, Dean et al., NIPS 2012, section 4.1; updates by the workers, in memory that they share, Recht et al.,
 Hogwild!, NIPS 2011, from which this departs: a shard is locked, so that no update is lost and no pull is torn.
 """
@@ -59,8 +63,8 @@ class OneSided(Strategy):
             return Combined(grad, 0, state, stop=True)
         done = state["pulled"][0] // comm.size
         entered = now()
-        for turn in range(self.rule.servers):  # workers begin at different shards
-            self._exchange(comm, store, (comm.rank + turn) % self.rule.servers, state, grad, replica)
+        self._push(comm, store, state, grad, replica)
+        self._pull(store, state, replica)
         comm.meter.moving += now() - entered
         store.count()
         state["count"] += 1
@@ -95,16 +99,21 @@ class OneSided(Strategy):
         """Opened by `init`, or at the first step of a run that is continued."""
         return comm.kept(STORE, lambda: Store(comm, self.rule, replica, state.get("serves")))
 
-    def _exchange(self, comm: Comm, store: Store, number: int, state: Any, grad: np.ndarray, replica: Replica) -> None:
-        """Push a shard of the gradient, which is one of what this rank has pulled, and pull the shard."""
-        part, pulled = slice(*store.spans[number]), state["pulled"][number]
-        moments = {name: moment[part] for name, moment in replica.moments.items()}
-        version = store.shards[number].push(grad[part], replica.params[part], comm.rank, pulled, state["count"], moments)
-        state["pulled"][number] = store.shards[number].pull(replica.params[part])
-        if number == 0:
-            delay = str(version - pulled)
-            state["version"], state["delays"][delay] = version, state["delays"].get(delay, 0) + 1
+    def _push(self, comm: Comm, store: Store, state: Any, grad: np.ndarray, replica: Replica) -> None:
+        """The gradient, of what this rank has pulled, to all shards; those of other nodes take it while we see to our own's."""
+        answers = {}
+        for number in store.order:
+            part = slice(*store.spans[number])
+            moments = {name: moment[part] for name, moment in replica.moments.items()}
+            answers[number] = store.shards[number].push(grad[part], replica.params[part], comm.rank, state["pulled"][number],
+                                                        state["count"], moments)
+        state["version"] = answers[0]()
+        delay = str(state["version"] - state["pulled"][0])
+        state["delays"][delay] = state["delays"].get(delay, 0) + 1
+        for answer in answers.values():
+            answer()
 
     def _pull(self, store: Store, state: Any, replica: Replica) -> None:
-        for number, shard in enumerate(store.shards):
-            state["pulled"][number] = shard.pull(replica.params[slice(*store.spans[number])])
+        answers = {number: store.shards[number].pull(replica.params[slice(*store.spans[number])]) for number in store.order}
+        for number, answer in answers.items():
+            state["pulled"][number] = answer()

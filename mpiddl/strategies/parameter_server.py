@@ -40,21 +40,21 @@ AUTO, ONE_SIDED, TWO_SIDED = COMMUNICATION = "auto", "one-sided", "two-sided"
 class ParameterServer(Strategy):
     """Subclasses say how a push is corrected, how far it is trusted, and whose moments it moves.
 
-    servers : ranks that serve.
+    servers : ranks that serve; 0: every rank where they work, too, which is one-sided, else one.
     communication : "two-sided", as this file says; "one-sided", as `mpiddl.strategies.one_sided` does; "auto", one-sided where
         that can work (`resolve`).
     own_moments : each worker has the optimiser's moments to itself.
     """
 
-    servers: int = 1
+    servers: int = 0
     communication: str = AUTO
     own_moments = False
     replicated = False
     lockstep = False
 
     def __post_init__(self) -> None:
-        if self.servers < 1:
-            raise UsageError(f"servers: got {self.servers}, wanted 1 rank or more")
+        if self.servers < 0:
+            raise UsageError(f"servers: got {self.servers}, wanted 1 rank or more, or 0: as many as is best")
         if self.communication not in COMMUNICATION:
             close = difflib.get_close_matches(self.communication, COMMUNICATION, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -74,27 +74,32 @@ class ParameterServer(Strategy):
         if why and self.communication == ONE_SIDED:
             raise CommError(f"communication: got one-sided, but {why}; wanted two-sided, or auto, which falls back to it")
         if self.communication == TWO_SIDED or why:
-            chosen: Strategy = replace(self, communication=TWO_SIDED)
+            chosen: Strategy = replace(self, communication=TWO_SIDED, servers=self.serving)
         else:
-            chosen = OneSided(replace(self, communication=ONE_SIDED))
+            chosen = OneSided(replace(self, communication=ONE_SIDED, servers=self.servers or comm.size))
         chosen.check(comm.size)
         return chosen, f"parameter server: two-sided, since {why}" if why and comm.processes else ""
 
+    @property
+    def serving(self) -> int:
+        """Ranks that serve and do nothing else."""
+        return self.servers or 1
+
     def check(self, size: int) -> None:
         """Once it is known how they communicate; before, there is nothing to be said."""
-        if self.communication == TWO_SIDED and size <= self.servers:
-            raise UsageError(f"ranks: got {size}, wanted {self.servers} to serve (servers) and one or more to work")
+        if self.communication == TWO_SIDED and size <= self.serving:
+            raise UsageError(f"ranks: got {size}, wanted {self.serving} to serve (servers) and one or more to work")
 
     def placement(self, shards: int, rank: int, size: int) -> Placement:
-        workers = size - self.servers
+        workers = size - self.serving
         if rank >= workers:
             return Placement((), serves=workers)
         return Placement(rank_shards(shards, workers, rank), endless=True)
 
     def check_size(self, size: int) -> None:
         """Raise a `UsageError` if there are not enough parameters for all servers."""
-        if self.servers > size:
-            raise UsageError(f"servers: got {self.servers} for {size} parameters, wanted one or more each")
+        if self.serving > size:
+            raise UsageError(f"servers: got {self.serving} for {size} parameters, wanted one or more each")
 
     def correct(self, state: dict[str, Any], push: Push) -> float:
         """Correct ``push.grad`` in place; returns the factor of its rate."""
@@ -105,7 +110,7 @@ class ParameterServer(Strategy):
         return {}
 
     def init(self, comm: Comm, replica: Replica) -> Any:
-        workers = comm.size - self.servers
+        workers = comm.size - self.serving
         self.check_size(replica.params.size)
         if comm.rank < workers:
             return {"over": False}
@@ -121,12 +126,12 @@ class ParameterServer(Strategy):
         }  # fmt: skip
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        if comm.rank < comm.size - self.servers:
+        if comm.rank < comm.size - self.serving:
             return self._work(comm, state, grad, replica, step)
         return self._serve(comm, state, grad, replica, step)
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
-        workers = comm.size - self.servers
+        workers = comm.size - self.serving
         if comm.rank < workers and not state["over"]:
             for server in range(workers, comm.size):
                 self._tell(comm, server, DONE, replica)
@@ -139,16 +144,16 @@ class ParameterServer(Strategy):
     def model(self, comm: Comm, params: np.ndarray) -> np.ndarray:
         """Each server's shard."""
         whole = params.copy()
-        for number in range(self.servers):
-            begin, end = block_bounds(params.size, self.servers, number)
-            comm.Bcast(whole[begin:end], comm.size - self.servers + number)
+        for number in range(self.serving):
+            begin, end = block_bounds(params.size, self.serving, number)
+            comm.Bcast(whole[begin:end], comm.size - self.serving + number)
         return whole
 
     def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
         return {"staleness": staleness(state["delays"])}
 
     def _work(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        servers = range(comm.size - self.servers, comm.size)
+        servers = range(comm.size - self.serving, comm.size)
         grad *= grad.dtype.type(1 / max(step.count, 1))
         for number, server in enumerate(servers):
             begin, end = self._shard(comm, replica, number)
@@ -170,7 +175,7 @@ class ParameterServer(Strategy):
         return Combined(grad, 0, {"over": over}, stop=over, meet=meet)
 
     def _serve(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        workers = comm.size - self.servers
+        workers = comm.size - self.serving
         while len(state["left"]) < workers:
             push = self._next(comm, state, replica, grad, step.steps * workers)
             if push is None and state["told"] and state["left"]:
@@ -190,7 +195,7 @@ class ParameterServer(Strategy):
 
     def _next(self, comm: Comm, state: Any, replica: Replica, room: np.ndarray, budget: int) -> Push | None:
         """The next message, received into ``room``: a push, unless a worker leaves or all pushes have been made."""
-        workers = comm.size - self.servers
+        workers = comm.size - self.serving
         begin, end = self._shard(comm, replica, comm.rank - workers)
         shard, grad = replica.params[begin:end], room[begin:end]
         worker, tag = comm.Probe()
@@ -242,4 +247,4 @@ class ParameterServer(Strategy):
         return tag
 
     def _shard(self, comm: Comm, replica: Replica, number: int) -> tuple[int, int]:
-        return block_bounds(replica.params.size, self.servers, number)
+        return block_bounds(replica.params.size, self.serving, number)

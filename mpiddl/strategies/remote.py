@@ -1,8 +1,8 @@
 """Shards and ledger of another node: a thread of the rank that serves them does there what its worker asks for.
 
 A worker asks by a short message and gets a short answer. The gradient follows a push, the parameters come after a pull: V bytes
-out and V in for a step, as with a server of its own. The thread serves while its rank computes: compiled kernels and numpy
-give up the interpreter lock. It sleeps between two looks while nobody asks, and not while anything is on its way: both libraries
+out and V in for a step, as with a server of its own. The thread serves while its rank computes: compiled kernels and numpy give
+up the interpreter lock. It sleeps between two looks while nobody asks, and not while anything is on its way: both libraries
 move messages over TCP inside their calls only. Several workers are served in turns, each when its message has come.
 
 Cost: a rank that serves keeps, for each worker on another node, a copy of what it has pulled and the room for a gradient, and
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,8 @@ MESSAGE, ARRAY = 1, 2
 PUSH, PULL, ENTER, ARRIVE, DECIDED, LEAVE = range(6)
 """What is asked for: the first of the four numbers of a message; the others are what the functions of this name take."""
 
-PAUSE_S = 0.0002
-"""Between two looks of a thread that nobody asks for anything: less than 1 % of what a model takes on a wire."""
+SHORTEST_S, LONGEST_S = 0.0001, 0.001
+"""Between two looks of a thread that nobody asks for anything, the longer the less was asked lately."""
 
 LINGER_S = 1.0
 """How long a thread that is to end waits for messages that are under way: after a failure nobody may take them."""
@@ -57,8 +57,8 @@ class Line:
     def __init__(self, comms: Sequence[Any], server: int, limit_s: float = float("inf")):
         (self._asks, self._answers), self._server, self._limit_s = comms, server, limit_s
 
-    def ask(self, *words: int, out: np.ndarray | None = None, into: np.ndarray | None = None) -> int:
-        """Send the message, and a gradient ``out`` with it; the answer, and parameters ``into`` an array."""
+    def start(self, *words: int, out: np.ndarray | None = None, into: np.ndarray | None = None) -> Callable[[], int]:
+        """Send the message, and a gradient ``out`` with it; what it returns waits for the answer, and parameters ``into``."""
         message, answer = np.zeros(4, np.int64), np.zeros(1, np.int64)
         message[: len(words)] = words
         under_way = [self._answers.Irecv(answer, self._server, MESSAGE), self._asks.Isend(message, self._server, MESSAGE)]
@@ -66,6 +66,13 @@ class Line:
             under_way.append(self._asks.Isend(out, self._server, ARRAY))
         if into is not None:
             under_way.append(self._answers.Irecv(into, self._server, ARRAY))
+        return lambda: self._answer(under_way, answer)
+
+    def ask(self, *words: int) -> int:
+        """Send a message, and wait for the answer."""
+        return self.start(*words)()
+
+    def _answer(self, under_way: list[Any], answer: np.ndarray) -> int:
         until = now() + self._limit_s
         while under_way := [request for request in under_way if not request.Test()]:
             os.sched_yield()
@@ -81,11 +88,11 @@ class RemoteShard:
         self._line = line
 
     def push(self, grad: np.ndarray, before: np.ndarray, worker: int, pulled: int, count: int,
-             moments: dict[str, np.ndarray]) -> int:
-        return self._line.ask(PUSH, pulled, count, out=grad)
+             moments: dict[str, np.ndarray]) -> Callable[[], int]:
+        return self._line.start(PUSH, pulled, count, out=grad)
 
-    def pull(self, into: np.ndarray) -> int:
-        return self._line.ask(PULL, into=into)
+    def pull(self, into: np.ndarray) -> Callable[[], int]:
+        return self._line.start(PULL, into=into)
 
 
 class RemoteLedger:
@@ -153,7 +160,7 @@ class Desk:
 
     def _serve(self) -> None:
         busy: list[Iterator[None]] = []
-        until, message = float("inf"), np.zeros(4, np.int64)
+        until, message, pause = float("inf"), np.zeros(4, np.int64), SHORTEST_S
         while not self._end.is_set() or (busy and now() < until):
             if self._end.is_set():
                 until = min(until, now() + LINGER_S)
@@ -162,8 +169,9 @@ class Desk:
                 self._asks.Recv(message, asked.source, MESSAGE)
                 busy.append(self._answer(asked.source, *message.tolist()))
             busy = [worker for worker in busy if next(worker, self) is None]
+            pause = SHORTEST_S if busy or asked else min(pause * 1.1, LONGEST_S)
             if not busy:
-                time.sleep(PAUSE_S)
+                time.sleep(pause)
 
     def _answer(self, worker: int, what: int, first: int, second: int, third: int) -> Iterator[None]:
         """Do what ``worker`` asks for, bit by bit: yields where it would wait for a message."""
@@ -172,10 +180,10 @@ class Desk:
             grad = self._room.pop() if self._room else np.empty_like(its["params"])
             yield from _over(self._asks.Irecv(grad, worker, ARRAY))
             moments = {name: array for name, array in its.items() if name != "params"}
-            answer = self._shard.push(grad, its["params"], worker, first, second, moments)
+            answer = self._shard.push(grad, its["params"], worker, first, second, moments)()
             self._room.append(grad)
         elif what == PULL:
-            answer = self._shard.pull(self.saved[str(worker)]["params"])
+            answer = self._shard.pull(self.saved[str(worker)]["params"])()
         else:
             answer = self._booked(what, first, second, third)
         sent = self._answers.Isend(np.array([answer]), worker, MESSAGE)

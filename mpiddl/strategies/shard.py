@@ -7,6 +7,7 @@ their copy is over. Cost: a push, what the rule reads and writes; a pull, one co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -70,10 +71,11 @@ class Shard:
         return {"version": self.guard.changes, **self.arrays}
 
     def push(self, grad: np.ndarray, before: np.ndarray, worker: int, pulled: int, count: int,
-             moments: dict[str, np.ndarray]) -> int:
+             moments: dict[str, np.ndarray]) -> Callable[[], int]:
         """Apply a gradient of ``worker``, its ``count``-th, that it took at ``before``, after ``pulled`` changes.
 
-        ``moments`` are the worker's own, for rules that give it some. Returns how many changes there were before this one.
+        ``moments`` are the worker's own, for rules that give it some. What it returns tells, once it is called, how many
+        changes there were before this one: a shard of another node has taken the push when that returns.
         """
         own, params = self._rule.own_moments, self.arrays[PARAMS]
         with self.guard.changing() as version:
@@ -81,11 +83,12 @@ class Shard:
             factor = self._rule.correct({"version": version, **self._kept}, push)
             rate = self._replica.rate(version / self._workers)
             self._replica.apply(params, grad, moments if own else self._moments, rate, factor, count if own else version)
-        return version
+        return lambda: version
 
-    def pull(self, into: np.ndarray) -> int:
-        """Copy the parameters as they were after so many changes as are returned."""
-        return self.guard.copy(self.arrays[PARAMS], into)
+    def pull(self, into: np.ndarray) -> Callable[[], int]:
+        """Copy the parameters as they were after so many changes as are told by what it returns, once that is called."""
+        version = self.guard.copy(self.arrays[PARAMS], into)
+        return lambda: version
 
 
 def _contents(rule: Any, replica: Replica, workers: int, span: tuple[int, int]) -> dict[str, np.ndarray]:

@@ -42,6 +42,8 @@ class Store:
         As this rank has them: those of its node in shared memory, others by message.
     spans : list of (int, int)
         Where each begins and ends in the parameters.
+    order : list of int
+        In which to go through them: those of other nodes first, so that they are under way; each rank begins with another.
     ledger : Ledger or RemoteLedger
 
     Communication
@@ -73,6 +75,8 @@ class Store:
                 self._desk = self._opened(mine, far, saved)
         lines = {number: Line(self._lines, server, limit_s) for number, server in enumerate(servers) if server in far}
         self.shards = [RemoteShard(lines[number]) if number in lines else self._shard(number) for number in range(rule.servers)]
+        turns = [(comm.rank + turn) % rule.servers for turn in range(rule.servers)]
+        self.order = sorted(turns, key=lambda number: number not in lines)
         self.ledger = RemoteLedger(lines[0]) if 0 in lines else self._book()
         comm.Barrier()
 

@@ -87,11 +87,11 @@ def _between_nodes(comm: Any) -> str:
             for turn in range(comm.size):
                 number = (comm.rank + turn) % comm.size
                 part = replica.params[slice(*store.spans[number])]
-                store.shards[number].push(np.full(SIZE, comm.rank + 1.0), part, comm.rank, 0, 0, {})
-                store.shards[number].pull(part)
+                store.shards[number].push(np.full(SIZE, comm.rank + 1.0), part, comm.rank, 0, 0, {})()
+                store.shards[number].pull(part)()
                 torn += bool((part != part[0]).any())
         comm.patient_barrier()
-        counts = [shard.pull(replica.params[slice(*span)]) for shard, span in zip(store.shards, store.spans, strict=True)]
+        counts = [shard.pull(replica.params[slice(*span)])() for shard, span in zip(store.shards, store.spans, strict=True)]
     except CommError as error:
         failure = str(error)
     comm.patient_barrier()
