@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -26,15 +28,19 @@ def trained(comm, rule, way="one-sided", **more):
     return mpiddl.train("mlp", "digits", comm=comm, **settings(f"{rule}:communication={way}", **more))
 
 
-def pushed(comm, rule, value, size, steps, meet=0):
-    """Each rank pushes ``value(pulled)`` as gradients that are added to the parameters; what it has pulled, the end, delays,
-    meetings."""
+def adding(size):
+    """Parameters to which gradients are added."""
 
     def add(params, grad, moments, rate, scale, step):
         params += scale * grad
 
-    replica = Replica(np.zeros(size), {}, add, lambda steps: 1.0)
-    strategy = OneSided(rule)
+    return Replica(np.zeros(size), {}, add, lambda steps: 1.0)
+
+
+def pushed(comm, rule, value, size, steps, meet=0):
+    """Each rank pushes ``value(pulled)`` as gradients that are added to the parameters; what it has pulled, the end, delays,
+    meetings."""
+    replica, strategy = adding(size), OneSided(rule)
     state, grad, seen, met = strategy.init(comm, replica), np.zeros(size), [], 0
     while True:
         grad[:] = value(replica.params)
@@ -99,10 +105,7 @@ def test_all_meet_with_nothing_on_its_way(comm, placed):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_worker_that_leaves_does_not_stop_the_others(comm, placed):
-    def add(params, grad, *rest):
-        params += grad
-
-    replica, strategy, steps, done = Replica(np.zeros(8), {}, add, lambda steps: 1.0), OneSided(ASGD(1)), 30, 0
+    replica, strategy, steps, done = adding(8), OneSided(ASGD(1)), 30, 0
     state = strategy.init(placed, replica)
     while not (comm.rank == 1 and done == 3):
         combined = strategy.combine(placed, state, np.ones(8), replica, Step(0, 1, comm.size, 1.0, steps, 10))
@@ -112,6 +115,33 @@ def test_a_worker_that_leaves_does_not_stop_the_others(comm, placed):
     strategy.finish(placed, state, replica)
     counts = comm.allgather(done)
     assert counts[1] <= 3 and sum(counts) == steps * comm.size and (replica.params == sum(counts)).all()
+
+
+@pytest.fixture
+def flags(comm):
+    """A byte for each rank, in memory of all."""
+    window = MPI.Win.Allocate_shared(comm.size if comm.rank == 0 else 0, 1, comm=comm)
+    found = np.frombuffer(window.Shared_query(0)[0], np.uint8)
+    found[comm.rank] = 0
+    comm.Barrier()
+    yield found
+    window.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("servers", [1, 0])
+def test_nobody_waits_for_a_rank_that_computes(comm, placed, flags, servers):
+    """The last rank, which serves, computes and calls nobody until the others have pushed and pulled five times more."""
+    replica, strategy = adding(1000), OneSided(ASGD(servers or comm.size))
+    state, most = strategy.init(placed, replica), time.monotonic() + 20
+    for step in range(6):
+        while step == 1 and comm.rank == comm.size - 1 and flags.sum() < comm.size - 1:
+            np.sort(np.arange(100_000.0)[::-1])
+            assert time.monotonic() < most
+        state = strategy.combine(placed, state, np.ones(1000), replica, Step(0, 1, comm.size, 1.0, 100)).state
+    flags[comm.rank] = 1
+    strategy.finish(placed, state, replica)
+    assert (replica.params == 6 * comm.size).all()
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -197,6 +227,29 @@ def test_what_makes_no_sense(comm, link):
         trained(comm, "asgd", "onesided")
     with pytest.raises(UsageError, match=f"servers: got {comm.size} for 0 parameters"):
         OneSided(ASGD(comm.size)).init(link, Replica(np.zeros(0), {}))
+
+
+FAILING = """
+import mpiddl
+from mpiddl.strategies import ASGD
+from mpiddl.transport import mpi
+
+class Failing(ASGD):
+    def correct(self, state, push):
+        if push.worker == 1 and push.count == 3:
+            raise ValueError("in the middle of an update")
+        return 1.0
+
+mpi.GRACE_S = 0.3
+mpiddl.train("mlp", "digits", strategy=Failing(communication="one-sided"), epochs=100_000, quiet=True)
+"""
+
+
+def test_a_rank_that_fails_in_the_middle_of_a_push_ends_the_job(mpirun):
+    done = mpirun(3, sys.executable, "-c", FAILING)
+    assert done.returncode != 0
+    assert done.stderr.count("mpiddl: error on rank 1 of 3, the job ends") == 1
+    assert done.stderr.count("ValueError: in the middle of an update") == 1
 
 
 def test_virtual_ranks_take_turns_and_share_nothing():

@@ -1,5 +1,7 @@
 """Asynchronous SGD: serving ranks own the parameters and every update, workers push gradients and pull at their own pace.
 
+This is the two-sided form, which works everywhere; `mpiddl.strategies.one_sided`, the other, is taken where it can work.
+
 The last ``servers`` ranks serve, each a contiguous shard of the parameters; the others work. A worker computes a gradient at
 the parameters it has, sends each server its shard of it, and takes the shard that the server has after its update. That is the
 optimiser's, with what a subclass makes of the gradient and its delay: the updates of the shard since the worker pulled it.
