@@ -56,7 +56,11 @@ def pushed(comm, rule, value, size, steps, meet=0):
     return np.array(seen), replica.params, strategy.figures(comm, state, replica)["staleness"], met
 
 
-@pytest.fixture(params=["one node", "two nodes"][: MPI.COMM_WORLD.size])
+NODES = ["one node", "two nodes"][: MPI.COMM_WORLD.size]
+ON_MOST_NODES = pytest.mark.parametrize("placed", NODES[-1:], indirect=True)
+
+
+@pytest.fixture(params=NODES)
 def placed(request, link, monkeypatch):
     """A communicator whose ranks believe to be on so many nodes, the first of which has one rank if there are two."""
     nodes = [0] + [int(request.param == "two nodes")] * (link.size - 1)
@@ -176,8 +180,8 @@ def test_all_ranks_learn(comm, rule):
 
 
 @pytest.mark.mpi
-@pytest.mark.usefixtures("placed")
-def test_a_run_goes_on_from_its_checkpoint(comm, tmp_path_factory):
+@ON_MOST_NODES
+def test_a_run_goes_on_from_its_checkpoint(comm, placed, tmp_path_factory):
     out = comm.bcast(tmp_path_factory.mktemp("run") if comm.rank == 0 else None)
     given = {"out": out, "checkpoint_every": 9, "rate": 0.01 / comm.size, "epochs": 1}
     straight = trained(comm, "dc-asgd-a", **given)
@@ -193,8 +197,8 @@ def test_a_run_goes_on_from_its_checkpoint(comm, tmp_path_factory):
 
 
 @pytest.mark.mpi
-@pytest.mark.usefixtures("placed")
-def test_a_target_and_a_time_limit_end_all(comm):
+@ON_MOST_NODES
+def test_a_target_and_a_time_limit_end_all(comm, placed):
     result = trained(comm, "asgd", epochs=500, rate=0.02, target_accuracy=0.7)
     assert result.summary["ended"] == "validation accuracy reached 0.7"
     result = trained(comm, "asgd", epochs=10_000, max_seconds=0.2)
