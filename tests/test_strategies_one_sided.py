@@ -23,6 +23,8 @@ from mpiddl.topology import neighbours
 from mpiddl.transport import virtual
 from mpiddl.transport.mpi import MpiComm
 
+pytestmark = pytest.mark.no_mpi
+
 
 def trained(comm, rule, way="one-sided", **more):
     return mpiddl.train("mlp", "digits", comm=comm, **settings(f"{rule}:communication={way}", **more))
