@@ -225,6 +225,19 @@ def test_where_the_trial_fails_servers_of_their_own_take_over(comm, monkeypatch,
     assert result.summary["strategy"] == "ASGD(servers=1, communication='two-sided')"
 
 
+@pytest.mark.mpi(min_size=2)
+@ON_MOST_NODES
+def test_between_nodes_threads_are_wanted(comm, placed, monkeypatch, capfd):
+    def check(self):
+        raise CommError("threads: the library takes no calls from several")
+
+    monkeypatch.setattr(MpiComm, "check_threads", check)
+    result = trained(comm, "asgd", "auto", epochs=1, quiet=False)
+    assert result.summary["strategy"] == "ASGD(servers=1, communication='two-sided')"
+    said = "parameter server: two-sided, since threads: the library takes no calls from several"
+    assert " ".join(capfd.readouterr().err.split()).count(said) == (comm.rank == 0)
+
+
 @pytest.mark.mpi
 def test_what_makes_no_sense(comm, link):
     with pytest.raises(UsageError, match=f"servers: got 9, wanted 1 to {comm.size}, as many as there are ranks"):

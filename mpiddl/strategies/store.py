@@ -53,31 +53,22 @@ class Store:
 
     def __init__(self, comm: Any, rule: Any, replica: Replica, saved: dict[str, Any] | None = None,
                  limit_s: float = float("inf")):
-        self._comm, self.freed = comm, False
-        near, servers = neighbours(comm), range(comm.size - rule.servers, comm.size)
+        self._comm, self._parts, self.freed = comm, (rule, replica), False
         self.spans = [block_bounds(replica.params.size, rule.servers, number) for number in range(rule.servers)]
-        self._parts = rule, replica
-        mine, node = comm.rank - servers[0], near.topology.nodes[near.topology.node(comm.rank)]
-        size = Shard.size_bytes(rule, replica, comm.size, self.spans[mine]) if mine >= 0 else 0
-        self._memory = near.local.share(size + BOOK * (mine == 0))
-        self._segments = {rank - servers[0]: memory for rank, memory in zip(node, self._memory.segments, strict=True)}
-        if mine >= 0:
-            own = self._shard(mine)
-            own.begin(saved)
-            if mine == 0:
-                self._book().begin(own.guard.changes, saved["met"] if saved else 0)
-        self._mine, self._counted, self._desk = mine, 0, None
-        self._lines: Sequence[Any] = ()
+        near, servers = neighbours(comm), range(comm.size - rule.servers, comm.size)
+        node = near.topology.nodes[near.topology.node(comm.rank)]
         far = [rank for rank in range(comm.size) if rank not in node]
-        if len(near.topology.nodes) > 1:
-            self._lines = comm.Dup(), comm.Dup()
-            if mine >= 0:
-                self._desk = self._opened(mine, far, saved)
+        self._mine, self._counted = comm.rank - servers[0], 0
+        self._memory = near.local.share(self._size_bytes())
+        self._segments = {rank - servers[0]: memory for rank, memory in zip(node, self._memory.segments, strict=True)}
+        self._begin(saved)
+        self._lines: Sequence[Any] = (comm.Dup(), comm.Dup()) if far else ()
+        self._desk = self._opened(far, saved) if far and self._mine >= 0 else None
         lines = {number: Line(self._lines, server, limit_s) for number, server in enumerate(servers) if server in far}
         self.shards = [RemoteShard(lines[number]) if number in lines else self._shard(number) for number in range(rule.servers)]
+        self.ledger = RemoteLedger(lines[0]) if 0 in lines else self._book()
         turns = [(comm.rank + turn) % rule.servers for turn in range(rule.servers)]
         self.order = sorted(turns, key=lambda number: number not in lines)
-        self.ledger = RemoteLedger(lines[0]) if 0 in lines else self._book()
         comm.Barrier()
 
     def saved(self) -> dict[str, Any] | None:
@@ -112,16 +103,30 @@ class Store:
             self.shards, self._segments = [], {}
             self._memory.Free()
 
+    def _size_bytes(self) -> int:
+        """Of this rank's part of the shared memory."""
+        if self._mine < 0:
+            return 0
+        return Shard.size_bytes(*self._parts, self._comm.size, self.spans[self._mine]) + BOOK * (self._mine == 0)
+
+    def _begin(self, saved: dict[str, Any] | None) -> None:
+        """Fill what this rank serves."""
+        if self._mine >= 0:
+            own = self._shard(self._mine)
+            own.begin(saved)
+            if self._mine == 0:
+                self._book().begin(own.guard.changes, saved["met"] if saved else 0)
+
     def _shard(self, number: int) -> Shard:
-        rule, replica = self._parts
-        return Shard(self._comm, rule, replica, self.spans[number], self._segments[number][BOOK * (number == 0) :])
+        memory = self._segments[number][BOOK * (number == 0) :]
+        return Shard(self._comm, *self._parts, self.spans[number], memory)
 
     def _book(self) -> Ledger:
         return Ledger(self._comm, self._segments[0][:BOOK].view(np.int64))
 
-    def _opened(self, number: int, far: list[int], saved: dict[str, Any] | None) -> Desk:
+    def _opened(self, far: list[int], saved: dict[str, Any] | None) -> Desk:
         rule, replica = self._parts
-        part = slice(*self.spans[number])
+        part = slice(*self.spans[self._mine])
         moments = {name: moment[part] for name, moment in replica.moments.items()} if rule.own_moments else {}
-        book = self._book() if number == 0 else None
-        return Desk(self._lines, self._shard(number), book, far, moments, saved["far"] if saved else None)
+        book = self._book() if self._mine == 0 else None
+        return Desk(self._lines, self._shard(self._mine), book, far, moments, saved["far"] if saved else None)
