@@ -120,12 +120,10 @@ class VirtualComm:
     wire : what its messages take; that of the one it was made from, unless told otherwise.
     """
 
-    processes = False
-
     def __init__(self, world: _World, rank: int, members: Sequence[int], wire: Wire, context: tuple[Any, ...] = ()):
         self.rank, self.size, self.wire = rank, len(members), wire
         self.meter = Meter()
-        self.freed = self.broken = False
+        self.freed = self.broken = self.processes = False
         self.held: BaseException | None = None
         self.started = world.started[members[rank]]
         self._world, self._members, self._context = world, members, context
