@@ -7,8 +7,8 @@
 A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
 those with the mpi mark. Tests to which the library makes no difference (the mark no_mpi) run with the first one only. As
 one rank is the longest by far, its files are dealt to eight parts, unless pytest is given arguments.
-First of all a single process fills the cache of compiled kernels that all parts share. Where there are two cores, two parts run
-at a time, from four on three: one of several ranks, the largest first, beside those of one rank.
+First of all a single process fills the cache of compiled kernels that all parts share. Two parts run at a time, if there
+are two cores; those of one rank, which come first, on all cores but one: ranks that wait for each other need room.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import os
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,11 +77,9 @@ def main() -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     parts = [Part(mpi, size, deal) for size in options.sizes for deal in _deals(size, options) for mpi in options.mpi]
     warm(next(iter(options.mpi.values())))
-    waiting = deque(sorted(parts, key=lambda part: -part.size))
     cores = len(os.sched_getaffinity(0))
-    takes = [waiting.popleft, waiting.pop, waiting.pop][: max(min(cores, 2), cores - 1)]
-    with ThreadPoolExecutor(len(takes)) as pool:
-        list(pool.map(lambda worker: run(takes[worker], options, live=worker == 0), range(len(takes))))
+    _run_all([part for part in parts if part.size == 1], min(cores, max(2, cores - 1)), options)
+    _run_all(sorted((part for part in parts if part.size > 1), key=lambda part: -part.size), min(cores, 2), options)
     summary = summarise(parts, time.monotonic() - since)
     (BUILD / "summary.txt").write_text(summary)
     print(summary, end="", flush=True)
@@ -101,13 +98,18 @@ def warm(python: Path) -> None:
         jobs.run(command, _environment(python), 300, ROOT)
 
 
-def run(take: Callable[[], Part], options: argparse.Namespace, live: bool) -> None:
-    """Run pytest for what ``take`` gives, until no part is left; the output comes as written, or when a part has ended."""
-    while True:
-        try:
-            part = take()
-        except IndexError:
-            return
+def _run_all(parts: list[Part], workers: int, options: argparse.Namespace) -> None:
+    waiting = iter(parts)
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda worker: run(waiting, options, live=worker == 0), range(workers)))
+
+
+def run(waiting: Iterator[Part], options: argparse.Namespace, live: bool) -> None:
+    """Run pytest for the next part until none waits; the output comes as it is written, or when a part has ended.
+
+    Workers share ``waiting``, a list's iterator: its `next` is one step, so no part is run twice.
+    """
+    for part in waiting:
         with contextlib.ExitStack() as stack:
             output = None if live else stack.enter_context(open(part.file("txt"), "w"))
             if live:
