@@ -24,8 +24,8 @@ LIMIT_S = 60.0
 # A command has so much less time than its test, so that its output is seen before the alarm rings.
 HEADROOM_S = 8.0
 
-# By these a test comes to the MPI library, its communicators or its launcher.
-OF_MPI = {"comm", "link", "command", "mpirun", "namespaces"}
+# By these a test comes to the MPI library.
+OF_MPI = {"comm", "link"}
 
 ORDERLY = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
@@ -39,6 +39,7 @@ hypothesis.settings.load_profile("mpiddl")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", type=Path, help="append the outcomes to this file, a JSON list a line")
+    parser.addoption("--thorough", action="store_true", help="leave nothing out: tests marked thorough, too")
     parser.addoption("--again", action="store_true", help="leave out tests marked no_mpi")
 
 
@@ -50,7 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     threadpool_limits(1, user_api="blas")
     config.addinivalue_line("markers", "limit(seconds): time for the test, 60 if not told; then all is ended")
     config.addinivalue_line("markers", "plots: draws what mpiddl draws; elsewhere matplotlib is hidden")
-    config.addinivalue_line("markers", "no_mpi: but for those with the mpi mark or an MPI fixture, any library will do")
+    config.addinivalue_line("markers", "no_mpi: any MPI library will do, but for tests with the mpi mark, comm or link")
+    config.addinivalue_line("markers", "thorough: only where --thorough is given; it repeats what others test, in another way")
     config.stash[ALARM] = Alarm(WORLD, sys.__stderr__.fileno())
     config.stash[OUTCOMES] = Outcomes(WORLD.Dup(), config.stash[ALARM])
     config.pluginmanager.register(config.stash[OUTCOMES], "outcomes")
@@ -69,15 +71,20 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Several ranks run what is marked for them, one rank runs all that does not need more."""
-    elsewhere = [item for item in items if not _belongs(item) or (config.option.again and _is_alike(item))]
-    if elsewhere:
-        config.hook.pytest_deselected(items=elsewhere)
-        left_out = set(elsewhere)
-        items[:] = [item for item in items if item not in left_out]
+    chosen = {item: _is_chosen(item, config.option) for item in items}
+    if not all(chosen.values()):
+        config.hook.pytest_deselected(items=[item for item in items if not chosen[item]])
+        items[:] = [item for item in items if chosen[item]]
     if WORLD.size == 1:  # one rank is no MPI job, though pytest-mpi was told so for the sake of the mpi mark
         under_mpi = pytest_mpi.MPI_MARKERS["mpi_skip"].mark
         for item in items:
             item.own_markers = [mark for mark in item.own_markers if mark != under_mpi]
+
+
+def _is_chosen(item: pytest.Item, option: Any) -> bool:
+    if item.get_closest_marker("thorough") and not option.thorough:
+        return False
+    return _belongs(item) and not (option.again and _is_alike(item))
 
 
 def _belongs(item: pytest.Item) -> bool:

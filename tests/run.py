@@ -7,8 +7,8 @@
 A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
 those with the mpi mark. Tests to which the library makes no difference (the mark no_mpi) run with the first one only. As
 one rank is the longest by far, its files are dealt to eight parts, unless pytest is given arguments.
-First of all a single process fills the cache of compiled kernels that all parts share. Two parts run at a time, if there
-are two cores; those of one rank, which come first, on all cores but one: ranks that wait for each other need room.
+First of all a single process fills the cache of compiled kernels that all parts share. Two parts run at a time, where
+there are two cores, those of one rank first: three that start jobs take each other's cores.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ def main() -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     parts = [Part(mpi, size, deal) for size in options.sizes for deal in _deals(size, options) for mpi in options.mpi]
     warm(next(iter(options.mpi.values())))
-    cores = len(os.sched_getaffinity(0))
-    _run_all([part for part in parts if part.size == 1], min(cores, max(2, cores - 1)), options)
-    _run_all(sorted((part for part in parts if part.size > 1), key=lambda part: -part.size), min(cores, 2), options)
+    workers = min(2, len(os.sched_getaffinity(0)))
+    waiting = iter(sorted(parts, key=lambda part: (part.size > 1, -part.size)))
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda worker: run(waiting, options, live=worker == 0), range(workers)))
     summary = summarise(parts, time.monotonic() - since)
     (BUILD / "summary.txt").write_text(summary)
     print(summary, end="", flush=True)
@@ -96,12 +97,6 @@ def warm(python: Path) -> None:
     for dtype in ("float32", "float64"):
         command = [str(python), "-m", "mpiddl", "train", "--max-steps", "1", "--dtype", dtype]
         jobs.run(command, _environment(python), 300, ROOT)
-
-
-def _run_all(parts: list[Part], workers: int, options: argparse.Namespace) -> None:
-    waiting = iter(parts)
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(lambda worker: run(waiting, options, live=worker == 0), range(workers)))
 
 
 def run(waiting: Iterator[Part], options: argparse.Namespace, live: bool) -> None:

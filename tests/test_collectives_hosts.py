@@ -20,9 +20,10 @@ LAYOUTS = {
     "4 ranks on 3 nodes (2+1+1)": (3, (2, 1, 1), "by-slot"),
     "2 nodes x 2 ranks": (2, 2, "round-robin"),
 }
+REPEATED = {"8 nodes x 1 rank", "2 nodes x 4 ranks"}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [pytest.param(name, marks=[pytest.mark.thorough] * (name in REPEATED)) for name in LAYOUTS])
 def test_bytes_on_the_links(layout, namespaces):
     hosts, ranks, order = LAYOUTS[layout]
     with Testbed(hosts=hosts) as bed:

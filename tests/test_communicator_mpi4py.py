@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).parent / "programs" / "mpi4py_tests.py"
-TAKEN_OVER = ("test_cco_buf", "test_cco_nb_buf")
-OTHERS = ("test_cco_vec", "test_cco_obj", "test_p2p_buf", "test_comm")
+TAKEN_OVER = ("test_cco_buf", "test_cco_nb_buf", "test_comm")
+OTHERS = ("test_cco_vec", "test_cco_obj", "test_p2p_buf")
+THOROUGH = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +35,20 @@ def suite(tmp_path_factory):
 @pytest.mark.limit(400)  # 5 to 40 s alone; ranks that wait take each other's cores
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_mpi4py_cannot_tell(mpirun, suite, ranks):
-    check(mpirun, suite, ranks, "rule", TAKEN_OVER + OTHERS, least=390)
+    check(mpirun, suite, ranks, "rule", TAKEN_OVER, least=240)
 
 
 @pytest.mark.limit(400)
-@pytest.mark.parametrize(("ranks", "forced"), [(3, "two-step"), (3, "ring"), (2, "doubling")])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=THOROUGH), pytest.param(2, marks=THOROUGH), 3,
+                                   pytest.param(4, marks=THOROUGH)])  # fmt: skip
+def test_nor_by_the_calls_that_are_the_librarys(mpirun, suite, ranks):
+    check(mpirun, suite, ranks, "rule", OTHERS, least=150)
+
+
+@pytest.mark.limit(400)
+@pytest.mark.parametrize(("ranks", "forced"), [(3, "two-step"), pytest.param(3, "ring", marks=THOROUGH), (2, "doubling")])
 def test_nor_where_every_call_is_ours(mpirun, suite, ranks, forced):
-    check(mpirun, suite, ranks, forced, TAKEN_OVER, least=140)
+    check(mpirun, suite, ranks, forced, TAKEN_OVER[:2], least=140)
 
 
 def check(mpirun, suite, ranks, forced, modules, least):

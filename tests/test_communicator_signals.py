@@ -23,17 +23,26 @@ class Rung(Exception):
 
 
 @pytest.fixture
-def ring():
-    """``ring(delays)``: this rank's main thread gets signals after so many seconds; their handler raises `Rung`."""
+def ring(mpi_tmp_path):
+    """``ring(delays)``: this rank's main thread gets signals after so many seconds; their handler raises `Rung`.
+
+    ``ring.heard()`` waits, on another rank, until one has come.
+    """
 
     def handler(number, frame):
+        (mpi_tmp_path / "rung").touch()
         raise Rung
+
+    def heard():
+        while not (mpi_tmp_path / "rung").exists():
+            time.sleep(0.005)
 
     def ring(*delays):
         for delay in delays:
             timers.append(Timer(delay, signal.pthread_kill, (get_ident(), signal.SIGUSR1)))
             timers[-1].start()
 
+    ring.heard = heard
     timers, before = [], signal.signal(signal.SIGUSR1, handler)
     yield ring
     for timer in timers:
@@ -84,7 +93,7 @@ def test_an_exception_of_a_signal_comes_when_the_call_is_over(comm, forced, ring
     if comm.rank == 0:
         ring(0.1)
     else:
-        time.sleep(0.6)  # on a busy machine, too, the signal comes before
+        ring.heard()
     for value in (3.0, 5.0, 7.0):
         found, rung = called(value)
         assert rung == (comm.rank == 0 and value == 3)
@@ -125,7 +134,8 @@ def test_an_exception_of_a_signal_comes_when_a_plan_is_through(link, ring):
             with pytest.raises(Rung):
                 plan()
         else:
-            time.sleep(0.6 if value == 2 else 0)
+            if value == 2:
+                ring.heard()
             plan()
         assert (plan.result == link.size * value).all()
     link.Barrier()

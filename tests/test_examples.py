@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.no_mpi
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CASES = {  # what the output must hold
     "own_model.py": "largest error 0.00",
