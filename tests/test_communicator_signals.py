@@ -26,23 +26,26 @@ class Rung(Exception):
 def ring(mpi_tmp_path):
     """``ring(delays)``: this rank's main thread gets signals after so many seconds; their handler raises `Rung`.
 
-    ``ring.heard()`` waits, on another rank, until one has come.
+    ``ring.sent()`` waits, on another rank, until one is on its way.
     """
 
     def handler(number, frame):
-        (mpi_tmp_path / "rung").touch()
         raise Rung
 
-    def heard():
-        while not (mpi_tmp_path / "rung").exists():
+    def send(thread):
+        signal.pthread_kill(thread, signal.SIGUSR1)
+        (mpi_tmp_path / "sent").touch()  # by this thread: the other one is in the library
+
+    def sent():
+        while not (mpi_tmp_path / "sent").exists():
             time.sleep(0.005)
 
     def ring(*delays):
         for delay in delays:
-            timers.append(Timer(delay, signal.pthread_kill, (get_ident(), signal.SIGUSR1)))
+            timers.append(Timer(delay, send, (get_ident(),)))
             timers[-1].start()
 
-    ring.heard = heard
+    ring.sent = sent
     timers, before = [], signal.signal(signal.SIGUSR1, handler)
     yield ring
     for timer in timers:
@@ -93,7 +96,7 @@ def test_an_exception_of_a_signal_comes_when_the_call_is_over(comm, forced, ring
     if comm.rank == 0:
         ring(0.1)
     else:
-        ring.heard()
+        ring.sent()
     for value in (3.0, 5.0, 7.0):
         found, rung = called(value)
         assert rung == (comm.rank == 0 and value == 3)
@@ -135,7 +138,7 @@ def test_an_exception_of_a_signal_comes_when_a_plan_is_through(link, ring):
                 plan()
         else:
             if value == 2:
-                ring.heard()
+                ring.sent()
             plan()
         assert (plan.result == link.size * value).all()
     link.Barrier()
