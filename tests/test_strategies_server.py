@@ -197,6 +197,33 @@ def test_a_worker_that_leaves_does_not_stop_the_others():
     assert first == second == 60 and short == 3 and long > 20
 
 
+def test_a_meeting_waits_for_what_is_on_its_way_to_another_server():
+    served, met = {}, []
+
+    def program(comm):
+        strategy, replica = ASGD(2), Replica(np.zeros(8), {}, lambda params, grad, *rest: params.__iadd__(grad))
+        state, over, send = strategy.init(comm, replica), False, comm.Send
+        served[comm.rank] = state
+
+        def far(buf, dest, tag=0):
+            comm.wire = virtual.Wire(0.5 if comm.rank < 3 and dest == 4 else 0.0)
+            send(buf, dest, tag)
+
+        comm.Send = far
+        while not over:
+            comm.compute(1.0 + comm.rank if comm.rank < 3 else 0.0)
+            combined = strategy.combine(comm, state, np.ones(8), replica, Step(0, 1, 3, 1.0, 20, 3))
+            state, over = combined.state, combined.stop
+            if combined.meet:
+                comm.Barrier()
+                met.append(served[3]["version"] - served[4]["version"])
+                comm.Barrier()
+        strategy.finish(comm, state, replica)
+
+    virtual.run(5, program, wire=virtual.Wire())
+    assert len(met) > 10 and not any(met)
+
+
 @pytest.mark.parametrize(
     ("rule", "workers", "message"),
     [

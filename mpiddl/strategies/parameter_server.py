@@ -9,7 +9,8 @@ optimiser's, with what a subclass makes of the gradient and its delay: the updat
 Laws: a pull is the shard as it was between two updates; a push is applied once; a shard's version is the number of pushes
 applied to it; nobody waits for a worker's computing; with one worker the steps are those of the optimiser alone, bit for bit.
 The run takes as many pushes as all workers have steps; fast ones make more of them. All ranks meet, with nothing on its way,
-when the first server has so many more updates: it tells each worker so with its next answer, then everybody that all are there.
+when the first server has so many more updates: it tells each worker so with its next answer, then all of them that all are
+there; a worker that has had all its answers passes that on to the other servers.
 Cost: a step of a worker, V bytes out and V bytes back; a server holds a copy of its shard for each worker, and moments.
 Source: downpour SGD, Dean et al., NIPS 2012, section 4.1, a push and a pull being one exchange.
 """
@@ -33,7 +34,7 @@ from mpiddl.transport.base import Comm
 
 PUSH, PULL, MEET, STOP, DONE, ALL, NONE = range(1, 8)
 """Tags. From workers: a gradient; the worker leaves. To them: parameters; parameters, and wait whether all meet; the run is
-over. From the first server: all have come to meet; somebody has left, so nobody meets."""
+over. From the first server, and passed on by workers: all have come to meet; somebody has left, so nobody meets."""
 
 AUTO, ONE_SIDED, TWO_SIDED = COMMUNICATION = "auto", "one-sided", "two-sided"
 
@@ -122,6 +123,7 @@ class ParameterServer(Strategy):
         owners = workers if self.own_moments else 1
         return {
             "version": 0, "pulled": [0] * workers, "counts": [0] * workers, "left": [], "delays": {}, "met": 0, "told": [],
+            "here": 0,
             "before": np.tile(shard, (workers, 1)),
             "moments": {name: np.tile(moment, (owners, 1)) for name, moment in moments.items()},
             **self.arrays(workers, shard),
@@ -170,6 +172,8 @@ class ParameterServer(Strategy):
             comm.Recv(replica.params[begin:end], server, tag)
             tags[server] = tag
         meet = tags[servers[0]] == MEET and (word or self._told(comm, servers[0], replica)) == ALL
+        for server in servers[1:] if meet else ():
+            self._tell(comm, server, ALL, replica)
         over = STOP in tags.values()
         for server, tag in tags.items():
             if over and tag != STOP:
@@ -182,7 +186,8 @@ class ParameterServer(Strategy):
             push = self._next(comm, state, replica, grad, step.steps * workers)
             if push is None and state["told"] and state["left"]:
                 self._nobody_meets(comm, state, replica)
-            if push is None and state.pop("all", False):
+            if push is None and state["here"] == workers:
+                state["here"] = 0
                 return Combined(grad, 0, state, meet=True)
             if push is None:
                 continue
@@ -207,7 +212,7 @@ class ParameterServer(Strategy):
             return Push(shard, grad, state["before"][worker], worker, workers, delay, state["counts"][worker],
                         replica.params.size)
         if tag == ALL:
-            state["all"] = True
+            state["here"] += 1
             return None
         if tag == PUSH:
             comm.Send(shard, worker, STOP)
@@ -230,8 +235,8 @@ class ParameterServer(Strategy):
         state["told"].append(push.worker)
         if len(state["told"]) < push.workers:
             return False
-        for rank in (*state["told"], *range(comm.rank + 1, comm.size)):
-            self._tell(comm, rank, ALL, replica)
+        for worker in state["told"]:
+            self._tell(comm, worker, ALL, replica)
         state["met"], state["told"] = state["version"] // every, []
         return True
 
