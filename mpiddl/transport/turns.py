@@ -4,8 +4,8 @@ Each rank has a clock of its own, which only tells what it is told: computing le
 earlier than what it waited for. The baton goes to the rank that can go on at the earliest moment, among equals to the next
 one in order: so nothing that a rank sees ever comes later from another one's past, and where no time passes ranks take turns.
 
-A rank is a greenlet, a call stack of its own: handing the baton on is a jump to another stack, where threads would wake each
-other up, fifty times as slowly.
+A rank is a greenlet, a call stack of its own: handing the baton on is a jump to another stack. Where threads woke each other
+up a message took two to six times as long.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class Turns:
     def run(self, program: Callable[[int], Any]) -> list[Any]:
         """What ``program(rank)`` returned, in rank order; the first exception of any ends all and is raised here."""
         results: list[Any] = [None] * self.size
-
         below = getcurrent()
 
         def body(rank: int) -> int:
@@ -85,6 +84,7 @@ class Turns:
         """
         self._waits[rank] = Wait(since, what, asks)
         chosen = self._next(rank)
+        assert chosen is not None  # this rank waits, at least
         if chosen != rank:
             self._stacks[chosen].switch()
         if self.error is not None:
@@ -95,7 +95,7 @@ class Turns:
         self.clocks[rank] += seconds
         self.wait(rank, lambda: self.clocks[rank], "its time")
 
-    def _next(self, rank: int) -> Any:
+    def _next(self, rank: int) -> int | None:
         """Who goes on after ``rank``; after an error all do, to unwind. None if none is left."""
         order = [other for other in (*range(rank + 1, self.size), *range(rank + 1)) if self._waits[other] is not None]
         if not order:
