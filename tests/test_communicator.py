@@ -139,46 +139,6 @@ def _text(error):
     return re.sub(r"0x[0-9a-f]+", "", str(error))
 
 
-@pytest.mark.parametrize("way", ["Wait", "Test", "Waitall", "wait", "Waitany"])
-def test_requests_mix_with_the_librarys(comm, forced, way):
-    MPI = load_mpi()
-    ours = forced("ring")
-    source, total, cast = np.full(5000, comm.rank + 1.0), np.zeros(5000), np.full(3000, float(comm.rank))
-    there, here = (comm.rank + 1) % comm.size, np.zeros(1)
-    requests = [ours.Iallreduce(source, total), ours.Ibcast(cast, 0), comm.Irecv(here, MPI.ANY_SOURCE, 5),
-                comm.Isend(np.array([7.0]), there, 5)]
-    if way == "Waitall":
-        MPI.Request.Waitall(requests)
-    elif way == "Waitany":
-        for _ in requests:
-            MPI.Request.Waitany(requests)
-    elif way == "Test":
-        while sum(request == MPI.REQUEST_NULL or request.Test() for request in requests) < len(requests):
-            pass
-    else:
-        for request in requests:
-            getattr(request, way)()
-    assert (total == comm.size * (comm.size + 1) / 2).all() and not cast.any() and here[0] == 7
-    assert all(request == MPI.REQUEST_NULL for request in requests)
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("way", ["Wait", "Test", "Waitall", "Waitany"])
-def test_an_error_when_all_is_there_is_told_and_the_request_is_null(comm, forced, way):
-    MPI = load_mpi()
-    ours, frozen = forced(), bytes(64)
-    kind = MPI.DOUBLE.Create_vector(4, 1, 2).Commit()
-    if comm.rank == 0:
-        ours.Ibcast(np.ones(4)).Wait()
-    else:
-        request = ours.Ibcast([frozen, 1, kind])
-        with pytest.raises(BufferError if way in ("Wait", "Test") else MPI.Exception):
-            while not (getattr(MPI.Request, way)([request]) if way.startswith("Waita") else getattr(request, way)()):
-                pass
-        assert request == MPI.REQUEST_NULL and frozen == bytes(64)
-    kind.Free()
-
-
 class Late:
     """A request that is there once ``closing`` holds something, after these exceptions of a signal's handler."""
 
