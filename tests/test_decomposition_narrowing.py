@@ -43,6 +43,17 @@ def test_what_is_left_out_is_next_to_nothing(seed):
     assert found(few, ritz).sum() >= (1 - LEFT_OUT) * found(new, ritz).sum()
 
 
+def test_as_much_is_left_as_may_be():
+    ritz, new = pairs(np.array([1e-9, 1e-7, 1e-3, 1e-2, 1e-1, 1.0, 1.0, 1.0]))
+    all_found = found(new, ritz).sum()
+    widths = []
+    for left_out in (0.0, 0.01, 0.3, 0.6):
+        few = narrowed(WHOLE, new, ritz.residuals, ritz, K, lambda k: k, left_out)
+        assert found(few, ritz).sum() >= (1 - left_out) * all_found * (1 - 1e-12)
+        widths.append(few.shape[1])
+    assert widths[0] == K and widths == sorted(widths, reverse=True) and widths[-1] == 1
+
+
 def test_whole_vectors_of_columns_are_taken():
     ritz, new = pairs(np.array([1e-9, 1e-7, 1e-3, 1e-2, 1e-1, 1e-1, 1.0, 1.0]))
     assert narrowed(WHOLE, new, ritz.residuals, ritz, K, lambda k: -(-k // 4) * 4).shape == (D, 4)

@@ -17,7 +17,7 @@ from mpiddl.decomposition.davidson import Directions, davidson, krylov
 from mpiddl.decomposition.estimates import at_rounding, missed_variance
 from mpiddl.decomposition.file_rows import FileRows
 from mpiddl.decomposition.gram import gram
-from mpiddl.decomposition.narrowing import narrowed
+from mpiddl.decomposition.narrowing import LEFT_OUT, SLOWLY, narrowed
 from mpiddl.decomposition.prepare import prepare
 from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.sample import CLOSER, HeldOut, covariance, draw, most_taken, second_start, warm_start, warm_start_of
@@ -227,7 +227,8 @@ def _run(task: _Task, done: Enough, history: list[Moment]) -> tuple[Covariance, 
             directions = VarianceReduced(operator, task.vr, seed)
     caution = _Caution(task, operator, most, min(most, wanted), directions, history, done)
     files = any(comm.allgather(isinstance(rows, FileRows)))
-    narrow = None if files else partial(narrowed, spread, k=task.k, columns=rows.columns)
+    narrow = None if files else partial(narrowed, spread, k=task.k, columns=rows.columns,
+                                        left_out=SLOWLY if directions is krylov else LEFT_OUT)
     ritz = davidson(spread, operator.apply, start.vectors, caution.directions, caution.done, look=caution, narrow=narrow)
     return operator, ritz._replace(vectors=spread.whole(ritz.vectors))
 
