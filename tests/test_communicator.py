@@ -270,7 +270,7 @@ def test_what_is_always_the_librarys_goes_there_at_once(comm, monkeypatch):
             self.calls += 1
             super().Bcast(buf, root)
 
-    monkeypatch.setattr(choice.rule, "steps", lambda topology, call: ((4096, "two-step"),) if call == "allreduce" else ())
+    monkeypatch.setattr(choice.rule, "steps", lambda _, call, library: ((4096, "two-step"),) if call == "allreduce" else ())
     raw = load_mpi().COMM_WORLD.Dup()
     ours, other, own = Communicator(raw), Communicator(raw), Counting(raw)
     assert {"Bcast", "Barrier", "Allreduce"} <= set(vars(ours)) and "Bcast" not in vars(own)

@@ -152,14 +152,22 @@ def test_the_library_is_taken_where_it_is_as_fast():
     assert as_fast.best == ("library",) * 3
 
 
+@pytest.mark.parametrize("library", ["Open MPI v5.0.11", "MPICH Version: 5.0.2", "Another MPI 1.0"])
 @pytest.mark.parametrize("call", CANDIDATES)
-def test_the_rule_names_what_there_is(call):
+def test_the_rule_names_what_there_is(call, library):
     for homes in ([0], [0, 0], [0] * 8, [0, 0, 2, 2], [0, 1, 2, 3]):
-        choice = Chooser(Topology(homes), HERE, Table(), "the rule")
+        choice = Chooser(Topology(homes), HERE._replace(library=library), Table(), "the rule")
         steps = choice.steps(call)
         assert steps[0][0] == 0 and [begin for begin, _ in steps] == sorted({begin for begin, _ in steps})
         assert {name for _, name in steps} <= set(candidates(Topology(homes), call))
         assert len(homes) > 1 or steps == ((0, "library"),)
+
+
+def test_the_rule_knows_where_a_library_is_slow():
+    nodes = Topology([0, 0, 2, 2])
+    taken = {library: Chooser(nodes, HERE._replace(library=library), Table(), "the rule").algorithm("allreduce", 16 << 10)
+             for library in ("Open MPI v5.0.11", "MPICH Version: 5.0.2", "Another MPI 1.0")}  # fmt: skip
+    assert taken == {"Open MPI v5.0.11": "two-step-leader", "MPICH Version: 5.0.2": "library", "Another MPI 1.0": "library"}
 
 
 def test_a_table_of_another_place_is_said_and_not_used(tmp_path):

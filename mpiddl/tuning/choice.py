@@ -82,7 +82,7 @@ class Chooser:
         if self.topology.size == 1:
             return ((0, LIBRARY),)
         if entry is None:
-            return merged(((0, LIBRARY), *rule.steps(self.topology, call)))
+            return merged(((0, LIBRARY), *rule.steps(self.topology, call, self.place.library)))
         return merged(tuple(_crossings(entry)))
 
 

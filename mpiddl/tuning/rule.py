@@ -26,20 +26,37 @@ ONE_NODE: dict[str, Steps] = {"allreduce": ((12 << 10, "two-step"),)}
 
 ONE_LARGE_NODE: dict[str, Steps] = {"allreduce": ((256 << 10, "two-step"),)}
 
-ACROSS: dict[str, Steps] = {
-    "allreduce": ((64 << 10, "two-step"),),
-    "bcast": ((64 << 10, "chain"),),
-    "allgather": ((256 << 10, "ring"),),
-    "reduce_scatter": ((128 << 10, "ring"),),
-}
-"""Over TCP; of faster networks nothing is known without measuring."""
+ACROSS: dict[str, dict[str, Steps]] = {
+    "Open MPI": {
+        "allreduce": ((16 << 10, "two-step-leader"), (64 << 10, "two-step")),
+        "bcast": ((24 << 10, "chain"),),
+        "allgather": ((512 << 10, "ring"),),
+        "reduce_scatter": ((48 << 10, "ring"),),
+    },
+    "MPICH": {
+        "allreduce": ((64 << 10, "two-step"),),
+        "bcast": ((12 << 10, "chain"),),
+        "allgather": ((48 << 10, "ring"),),
+        "reduce_scatter": ((64 << 10, "ring"),),
+    },
+    "": {
+        "allreduce": ((64 << 10, "two-step"),),
+        "bcast": ((64 << 10, "chain"),),
+        "allgather": ((512 << 10, "ring"),),
+        "reduce_scatter": ((128 << 10, "ring"),),
+    },
+}  # fmt: skip
+"""Over TCP, by what a library calls itself, at last for any; of faster networks nothing is known without measuring."""
 
 
-def steps(topology: Topology, call: str) -> Steps:
-    """From how many bytes on which algorithm, ascending."""
+def steps(topology: Topology, call: str, library: str = "") -> Steps:
+    """From how many bytes on which algorithm, ascending; ``library``: the MPI library's name and version."""
     if topology.size == 1:
         return ()
-    known = ACROSS if len(topology.nodes) > 1 else ONE_NODE if topology.size <= FEW else ONE_LARGE_NODE
+    if len(topology.nodes) == 1:
+        known = ONE_NODE if topology.size <= FEW else ONE_LARGE_NODE
+    else:
+        known = next(found for name, found in ACROSS.items() if library.startswith(name))
     return known.get(call, ())
 
 
