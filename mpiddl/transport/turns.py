@@ -27,10 +27,11 @@ class Ended(BaseException):
 class Wait(NamedTuple):
     """What a rank waits for: since when it can go on, None if not yet; and words for the error if it never can.
 
+    since : no function at all, where it is only its own clock that others have to reach.
     asks : it only asks, again and again, and goes on with the next that happens anywhere.
     """
 
-    since: Callable[[], float | None]
+    since: Callable[[], float | None] | None
     what: str
     asks: bool = False
 
@@ -47,7 +48,7 @@ class Turns:
         self.clocks = [0.0] * size
         self.error: BaseException | None = None
         self._stacks: list[greenlet] = []
-        self._waits: list[Wait | None] = [Wait(lambda: 0.0, "its first turn")] * size
+        self._waits: list[Wait | None] = [Wait(None, "its first turn")] * size
 
     def run(self, program: Callable[[int], Any]) -> list[Any]:
         """What ``program(rank)`` returned, in rank order; the first exception of any ends all and is raised here."""
@@ -77,10 +78,11 @@ class Turns:
             raise self.error
         return results
 
-    def wait(self, rank: int, since: Callable[[], float | None], what: str, asks: bool = False) -> None:
+    def wait(self, rank: int, since: Callable[[], float | None] | None, what: str, asks: bool = False) -> None:
         """Hand the baton on until ``since()`` is a moment; the caller holds it again on return, no earlier than that.
 
-        One who ``asks`` gets it back when the others have had their turn, at the latest.
+        ``since`` is asked again and again, or never: it changes nothing. One who ``asks`` for a turn gets it back when the others
+        have had theirs, at the latest.
         """
         self._waits[rank] = Wait(since, what, asks)
         chosen = self._next(rank)
@@ -93,7 +95,7 @@ class Turns:
     def pass_time(self, rank: int, seconds: float) -> None:
         """This rank computes for so long, while those that are earlier go on."""
         self.clocks[rank] += seconds
-        self.wait(rank, lambda: self.clocks[rank], "its time")
+        self.wait(rank, None, "its time")
 
     def _next(self, rank: int) -> int | None:
         """Who goes on after ``rank``; after an error all do, to unwind. None if none is left."""
@@ -109,21 +111,20 @@ class Turns:
 
     def _first(self, order: list[int]) -> tuple[float, int] | None:
         """Who goes on first, and when; among equals who comes first in ``order``; None if nobody can."""
-        soonest = min([self.clocks[rank] for rank in order])
-        first, moments = inf, []
+        first, chosen = inf, -1
+        asking: list[tuple[float, int]] = []
         for rank in order:
-            wait, clock = self._waits[rank], self.clocks[rank]
-            since = wait.since()  # type: ignore[union-attr]
-            if since is not None:
-                first = min(first, max(since, clock))
-                moments.append((max(since, clock), rank))
-                if first == soonest:  # nobody is earlier
-                    break
-            elif wait.asks:  # type: ignore[union-attr]
-                moments.append((clock, rank))
-        if first < inf:  # who only asks goes on with the others
-            moments = [(max(moment, first), rank) for moment, rank in moments]
-        return min(moments, key=itemgetter(0), default=None)
+            clock = self.clocks[rank]
+            if clock >= first:  # it goes on no earlier than that, and its turn is later
+                continue
+            since, _, asks = self._waits[rank]  # type: ignore[misc]
+            moment = clock if since is None else since()
+            if moment is None and asks:
+                asking.append((clock, rank))
+            elif moment is not None and max(moment, clock) < first:
+                first = max(moment, clock)
+                chosen = next((other for earlier, other in asking if earlier <= first), rank)  # who asks goes on with the others
+        return (first, chosen) if first < inf else min(asking, key=itemgetter(0), default=None)
 
     def _deadlock(self) -> CommError:
         waits = [(rank, wait) for rank, wait in enumerate(self._waits) if wait is not None]
