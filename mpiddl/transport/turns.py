@@ -81,8 +81,8 @@ class Turns:
     def wait(self, rank: int, since: Callable[[], float | None] | None, what: str, asks: bool = False) -> None:
         """Hand the baton on until ``since()`` is a moment; the caller holds it again on return, no earlier than that.
 
-        ``since`` is asked again and again, or never: it changes nothing. One who ``asks`` for a turn gets it back when the others
-        have had theirs, at the latest.
+        ``since`` changes nothing: it is asked again and again, or never. One who ``asks`` for a turn gets it back when the
+        others have had theirs, at the latest.
         """
         self._waits[rank] = Wait(since, what, asks)
         chosen = self._next(rank)
@@ -123,7 +123,7 @@ class Turns:
                 asking.append((clock, rank))
             elif moment is not None and max(moment, clock) < first:
                 first = max(moment, clock)
-                chosen = next((other for earlier, other in asking if earlier <= first), rank)  # who asks goes on with the others
+                chosen = next((other for earlier, other in asking if earlier <= first), rank)  # who asks goes with the others
         return (first, chosen) if first < inf else min(asking, key=itemgetter(0), default=None)
 
     def _deadlock(self) -> CommError:

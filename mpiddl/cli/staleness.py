@@ -1,0 +1,117 @@
+"""``mpiddl bench staleness``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mpiddl.errors import UsageError
+from mpiddl.launch import promise
+
+EPILOG = """
+\b
+Each rule's rate is chosen first, on rows held back from training. Differences are those of runs with the same seed, with 95 %
+intervals. The first rule is wanted above the best of the others from 8 workers on, and within 0.3, 0.8 and 2 points of
+sequential momentum SGD at 8, 16 and 32; "?" means that the interval leaves it open whether that came.
+
+\b
+A study takes hours. Finished runs are kept in --results: started again it goes on where it was stopped, and another study
+takes what it has in common with it.
+
+\b
+Examples:
+  mpiddl bench staleness --plot staleness.png                                   456 runs
+  mpiddl bench staleness --rules ddc-asgd,asgd --workers 8 --patterns equal --seeds 2
+  mpiddl bench staleness --rules ddc-asgd,ddc-asgd:damping=0,ddc-asgd:strength=0,growth=0
+  mpiddl bench staleness --data cifar10 --results cifar10.jsonl
+  mpiddl bench staleness --show                                                 what the runs say so far
+"""
+
+
+def _list(kind: Callable[[str], Any], wanted: str) -> Callable[..., Any]:
+    """The callback of an option that takes several values."""
+
+    def read(context: click.Context, parameter: click.Parameter, value: str) -> tuple[Any, ...]:
+        try:
+            return tuple(kind(part) for part in value.split(",") if part)
+        except ValueError:
+            raise UsageError(f"{parameter.name}: got {value!r}, wanted {wanted}, separated by commas") from None
+
+    return read
+
+
+def _rules(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    """Rules are separated by commas, as the parameters of a rule are: these have a sign of equality and no colon."""
+    rules: list[str] = []
+    for part in filter(None, value.split(",")):
+        if rules and "=" in part and ":" not in part:
+            rules[-1] += f",{part}"
+        else:
+            rules.append(part)
+    return tuple(rules)
+
+
+_numbers, _rates, _words = _list(int, "whole numbers"), _list(float, "numbers"), _list(str, "words")
+
+
+@click.command(epilog=EPILOG)
+@click.option("--rules", default="ddc-asgd,dc-asgd-momentum,dc-asgd-a,staleness-aware,dana,asgd", show_default=True,
+              callback=_rules, metavar="RULE,...", help="Parameter servers of docs/strategies.md; the first is compared.")
+@click.option("--workers", default="4,8,16,32", show_default=True, callback=_numbers, metavar="N,...", help="How many.")
+@click.option("--patterns", default="equal,spread,straggler", show_default=True, callback=_words, metavar="NAME,...",
+              help="Speeds of the workers: alike; 1 to 4 times as slow; one 8 times as slow.")
+@click.option("--seeds", default=5, show_default=True, metavar="N", help="Runs of each.")
+@click.option("--epochs", default=6, show_default=True, metavar="N", help="Samples in all, by training rows.")
+@click.option("--grid", default="0.01,0.0141,0.02,0.0283,0.04,0.0566,0.08,0.113,0.16,0.226,0.32,0.453,0.64", show_default=True,
+              callback=_rates, metavar="X,...", help="Rates to choose from; with momentum mu, divided by 1 - mu.")
+@click.option("--tune-workers", default=8, show_default=True, metavar="N", help="Workers with which rates are chosen.")
+@click.option("--data", default="fashion-mnist", show_default=True, metavar="NAME", help="Data set.")
+@click.option("--hidden", default="256,128", show_default=True, callback=_numbers, metavar="N,...", help="Widths.")
+@click.option("--batch", default=32, show_default=True, metavar="N", help="Samples of a worker's step.")
+@click.option("--jobs", default=0, metavar="N", help="Processes, each of one thread.  [default: cores]")
+@click.option("--results", default="staleness.jsonl", show_default=True, type=click.Path(path_type=Path), metavar="FILE",
+              help="Finished runs; made, or added to.")
+@click.option("--show", "only", is_flag=True, help="Run nothing; show what the finished runs say.")
+@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw accuracy over workers.")
+def staleness(data: str, jobs: int, results: Path, only: bool, path: Path | None, plot: Path | None, **options: Any) -> None:
+    """What late gradients cost: accuracy by rule, workers and their speeds, in simulated time. Start it alone."""
+    from mpiddl.bench import staleness as module
+    from mpiddl.bench import staleness_rows
+    from mpiddl.bench.journal import Journal
+    from mpiddl.bench.output import check_files, write
+    from mpiddl.bench.staleness_runs import Runner
+    from mpiddl.disk import check_writable
+    from mpiddl.request import search_path
+    from mpiddl.threads import cores
+
+    if promise(os.environ).size > 1:
+        raise UsageError(f"ranks: got {promise(os.environ).size}, wanted one: workers are simulated; --jobs sets the processes")
+    if jobs < 0:
+        raise UsageError(f"jobs: got {jobs}, wanted 1 or more, or 0: as many as there are cores")
+    check_files(path, plot)
+    check_writable("results", results)
+    study = module.Study(**options)
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    journal, runner = Journal(results, say), Runner(data, search_path(os.environ))
+    try:
+        rows = (module.rows(study, runner, journal) if only else
+                module.run(study, runner, journal, jobs or len(cores().ids), say))
+    except KeyboardInterrupt:
+        say(f"{len(journal)} runs are in {results}; the same command goes on from there")
+        raise
+    if not rows:
+        say(f"{results}: no two runs yet that can be compared")
+        return
+    staleness_rows.show(rows)
+    if path:
+        write(path, rows)
+    if plot:
+        staleness_rows.draw(plot, data, rows)
