@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from mpiddl.cli.sizes import parse_size
-from mpiddl.errors import UsageError
+from mpiddl.cli.sizes import parse_size, read_counts
 
 EPILOG = """
 \b
@@ -25,19 +24,20 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the timeline of the ideal step.")
-@click.option("--hidden", default="2048,2048", show_default=True, metavar="N,N,...", help="Widths of the hidden layers.")
+@click.option("--hidden", default="2048,2048", show_default=True, callback=read_counts, metavar="N,N,...",
+              help="Widths of the hidden layers.")
 @click.option("--batch-per-rank", default=1024, show_default=True, type=click.IntRange(min=1), metavar="N", help="Rows a rank.")
 @click.option("--bucket", default="", metavar="SIZE", help="Least size of a bucket, such as 2MiB.  [default: as a training's]")
 @click.option("--seconds", default=20.0, show_default=True, type=click.FloatRange(0, 86_400), metavar="S", help="Time.")
-def overlap(path: Path | None, plot: Path | None, hidden: str, batch_per_rank: int, bucket: str, seconds: float) -> None:
+def overlap(path: Path | None, plot: Path | None, hidden: tuple[int, ...], batch_per_rank: int, bucket: str,
+            seconds: float) -> None:
     """How much communication is hidden behind the backward pass, and how much can be. Start it under mpiexec."""
     from mpiddl.bench import overlap as module
     from mpiddl.bench.output import check_files, keep, show
     from mpiddl.strategies.choice import BUCKET_BYTES
 
     check_files(path, plot)
-    widths = _widths(hidden)
-    found = module.run(os.environ, widths, batch_per_rank, seconds, parse_size(bucket, "bucket") if bucket else BUCKET_BYTES)
+    found = module.run(os.environ, hidden, batch_per_rank, seconds, parse_size(bucket, "bucket") if bucket else BUCKET_BYTES)
     rows = found.get("rows", [])
     if rows:
         show("overlap", rows, ("p10", "p90", "sent_bytes"))
@@ -45,13 +45,3 @@ def overlap(path: Path | None, plot: Path | None, hidden: str, batch_per_rank: i
         if not found["thread"]:
             print("no progress thread: the MPI library takes no calls from several threads")
     keep(os.environ, "overlap", rows, path, plot, lambda file, title, rows: module.draw(file, found))
-
-
-def _widths(text: str) -> tuple[int, ...]:
-    try:
-        widths = tuple(int(part) for part in text.split(",") if part)
-    except ValueError:
-        widths = (0,)
-    if any(width < 1 for width in widths):
-        raise UsageError(f"hidden: got {text!r}, wanted whole numbers from 1, separated by commas")
-    return widths

@@ -1,4 +1,4 @@
-"""What options of several commands take: numbers of bytes as people write them, and seconds."""
+"""What options of several commands take: numbers of bytes as people write them, lists of counts, and seconds."""
 
 from __future__ import annotations
 
@@ -25,6 +25,17 @@ def parse_size(text: str, name: str) -> int:
 def read_sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
     """Several of them, separated by commas: the callback of an option."""
     return tuple(parse_size(part.strip(), "sizes") for part in value.rstrip(",").split(","))
+
+
+def read_counts(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """Whole numbers from 1, separated by commas: the callback of an option."""
+    try:
+        counts = tuple(int(part) for part in value.split(",") if part)
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise UsageError(f"{parameter.name}: got {value!r}, wanted whole numbers from 1, separated by commas")
+    return counts
 
 
 def read_seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
