@@ -23,6 +23,7 @@ from mpiddl.strategies.delayed import Delayed
 from mpiddl.strategies.hierarchical import Hierarchical
 from mpiddl.strategies.local_sgd import LocalSGD
 from mpiddl.strategies.ring import Ring
+from mpiddl.strategies.ssp import SSP
 from mpiddl.strategies.staleness_aware import StalenessAware
 from mpiddl.strategies.tree import Tree
 from mpiddl.strategies.two_step import TwoStep
@@ -37,6 +38,7 @@ NAMES: dict[str, type[Strategy]] = {
     "local-sgd": LocalSGD,
     "hierarchical": Hierarchical,
     "asgd": ASGD,
+    "ssp": SSP,
     "staleness-aware": StalenessAware,
     "dc-asgd-c": DCASGD,
     "dc-asgd-a": DCASGDAdaptive,
@@ -51,6 +53,7 @@ __all__ = [
     "DCASGD",
     "DDCASGD",
     "NAMES",
+    "SSP",
     "AllReduce",
     "Alone",
     "Auto",

@@ -7,7 +7,8 @@ the parameters it has, sends each server its shard of it, and takes the shard th
 optimiser's, with what a subclass makes of the gradient and its delay: the updates of the shard since the worker pulled it.
 
 Laws: a pull is the shard as it was between two updates; a push is applied once; a shard's version is the number of pushes
-applied to it; nobody waits for a worker's computing; with one worker the steps are those of the optimiser alone, bit for bit.
+applied to it; nobody waits for a worker's computing, unless a bound is set to how far the others may be ahead of it
+(`mpiddl.strategies.bound`); with one worker the steps are those of the optimiser alone, bit for bit.
 The run takes as many pushes as all workers have steps; fast ones make more of them. All ranks meet, with nothing on its way,
 when the first server has so many more updates: it tells each worker so with its next answer, then all of them that all are
 there; a worker that has had all its answers passes that on to the other servers.
@@ -27,6 +28,7 @@ from mpiddl.collectives.base import block_bounds
 from mpiddl.errors import CommError, UsageError
 from mpiddl.layout import rank_shards
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
+from mpiddl.strategies.bound import going
 from mpiddl.strategies.one_sided import OneSided
 from mpiddl.strategies.push import Push, staleness
 from mpiddl.strategies.trial import trouble
@@ -47,11 +49,13 @@ class ParameterServer(Strategy):
     communication : "two-sided", as this file says; "one-sided", as `mpiddl.strategies.one_sided` does; "auto", one-sided where
         that can work (`resolve`).
     own_moments : each worker has the optimiser's moments to itself.
+    bound : steps that a worker may be ahead of the slowest, 0 or more, which is two-sided; -1: any number.
     """
 
     servers: int = 0
     communication: str = AUTO
     own_moments = False
+    bound = -1
     replicated = False
     lockstep = False
 
@@ -73,7 +77,8 @@ class ParameterServer(Strategy):
         CommError
             On every rank: one-sided is asked for, and cannot work.
         """
-        why = "" if self.communication == TWO_SIDED else trouble(comm)
+        bounded = "a rank has to serve that holds up those that are ahead" if self.bound >= 0 else ""
+        why = "" if self.communication == TWO_SIDED else bounded or trouble(comm)
         if why and self.communication == ONE_SIDED:
             raise CommError(f"communication: got one-sided, but {why}; wanted two-sided, or auto, which falls back to it")
         if self.communication == TWO_SIDED or why:
@@ -123,7 +128,7 @@ class ParameterServer(Strategy):
         owners = workers if self.own_moments else 1
         return {
             "version": 0, "pulled": [0] * workers, "counts": [0] * workers, "left": [], "delays": {}, "met": 0, "told": [],
-            "here": 0,
+            "held": [], "here": 0,
             "before": np.tile(shard, (workers, 1)),
             "moments": {name: np.tile(moment, (owners, 1)) for name, moment in moments.items()},
             **self.arrays(workers, shard),
@@ -186,6 +191,8 @@ class ParameterServer(Strategy):
             push = self._next(comm, state, replica, grad, step.steps * workers)
             if push is None and state["told"] and state["left"]:
                 self._nobody_meets(comm, state, replica)
+            if push is None and state["held"]:
+                self._let_go(comm, state, replica)
             if push is None and state["here"] == workers:
                 state["here"] = 0
                 return Combined(grad, 0, state, meet=True)
@@ -225,16 +232,39 @@ class ParameterServer(Strategy):
         delays[str(push.delay)] = delays.get(str(push.delay), 0) + 1
         state["version"] += 1
         state["counts"][push.worker] += 1
-        state["pulled"][push.worker] = state["version"]
-        push.before[:] = push.params
-        first = comm.rank == push.workers and every and not state["left"]
-        if not first or not (state["met"] + 1) * every <= state["version"] < budget:
-            comm.Send(push.params, push.worker, PULL)
-            return False
-        comm.Send(push.params, push.worker, MEET)
-        state["told"].append(push.worker)
-        if len(state["told"]) < push.workers:
-            return False
+        if self.bound >= 0:
+            state["held"].append(push.worker)
+            return self._let_go(comm, state, replica, every, budget)
+        due = self._due(comm, state, every, budget)
+        self._hand(comm, state, replica, push.worker, MEET if due else PULL)
+        if due:
+            state["told"].append(push.worker)
+        return len(state["told"]) == push.workers and self._all_meet(comm, state, replica, every)
+
+    def _let_go(self, comm: Comm, state: Any, replica: Replica, every: int = 0, budget: int = 0) -> bool:
+        """Answer those of the workers held up that may go on; returns whether all ranks meet now."""
+        held, due = state["held"], self._due(comm, state, every, budget)
+        free = going(state["counts"], held, state["left"], self.bound, due)
+        meet = due and not free and len(held) == len(state["counts"])
+        for worker in held if meet else free:
+            self._hand(comm, state, replica, worker, MEET if meet else PULL)
+        state["held"] = [] if meet else [worker for worker in held if worker not in free]
+        state["told"] = held if meet else []
+        return meet and self._all_meet(comm, state, replica, every)
+
+    def _due(self, comm: Comm, state: Any, every: int, budget: int) -> bool:
+        """Whether all ranks shall meet; the first server knows."""
+        first = comm.rank == comm.size - self.serving and every and not state["left"]
+        return bool(first) and (state["met"] + 1) * every <= state["version"] < budget
+
+    def _hand(self, comm: Comm, state: Any, replica: Replica, worker: int, tag: int) -> None:
+        """The shard, to ``worker``."""
+        begin, end = self._shard(comm, replica, comm.rank - (comm.size - self.serving))
+        state["pulled"][worker] = state["version"]
+        state["before"][worker][:] = replica.params[begin:end]
+        comm.Send(replica.params[begin:end], worker, tag)
+
+    def _all_meet(self, comm: Comm, state: Any, replica: Replica, every: int) -> bool:
         for worker in state["told"]:
             self._tell(comm, worker, ALL, replica)
         state["met"], state["told"] = state["version"] // every, []
