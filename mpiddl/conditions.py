@@ -1,4 +1,4 @@
-"""Conditions that a run is put under: ranks that compute slower than others, and steps that vary.
+"""Conditions that a run is put under: ranks that compute slower than others, steps that vary, ranks that are gone for a while.
 
 The same in every run with the same seed: what a step takes depends on the seed, the rank and the step's number alone.
 """
@@ -30,6 +30,9 @@ class Conditions:
         Mean of a share by which each step takes longer: it is drawn uniformly from 0 to twice that.
     seed : int
         Of the draws.
+    drop : mapping of int to (int, int or None)
+        By rank, before which of its steps it is gone: for as long as the steps up to the second one would take it, then it goes
+        on where it was; None: for good (`mpiddl.loop.Plan`).
 
     Examples
     --------
@@ -38,25 +41,40 @@ class Conditions:
     (1.0, 4.0)
     """
 
-    def __init__(self, slow: Mapping[int, float], jitter: float = 0.0, seed: int = 0):
-        self._slow, self._jitter, self._seed = slow, jitter, seed
+    def __init__(self, slow: Mapping[int, float], jitter: float = 0.0, seed: int = 0,
+                 drop: Mapping[int, tuple[int, int | None]] | None = None):
+        self._slow, self._jitter, self._seed, self._drop = slow, jitter, seed, drop or {}
 
     def __bool__(self) -> bool:
-        return bool(self._slow or self._jitter)
+        return bool(self._slow or self._jitter or self._drop)
 
     def check(self, size: int) -> None:
         """Raise a `UsageError` for a rank that there is not among ``size``."""
-        for rank in self._slow:
-            if rank >= size:
-                raise UsageError(f"slow: got rank {rank}, wanted 0 to {size - 1}")
+        for name, ranks in (("slow", self._slow), ("drop", self._drop)):
+            for rank in ranks:
+                if rank >= size:
+                    raise UsageError(f"{name}: got rank {rank}, wanted 0 to {size - 1}")
 
     def factor(self, rank: int, index: int) -> float:
         """How many times as long as usual step ``index`` of ``rank`` takes."""
         drawn = generator(self._seed, JITTER, rank, index).random() if self._jitter else 0.0
         return self._slow.get(rank, 1.0) * (1 + 2 * self._jitter * drawn)
 
+    def absent(self, rank: int, index: int) -> float:
+        """For how many usual steps ``rank`` is gone before its step ``index``.
+
+        Examples
+        --------
+        >>> conditions = Conditions({1: 4.0}, drop={1: (5, 8)})
+        >>> conditions.absent(1, 4), conditions.absent(1, 5)
+        (0.0, 12.0)
+        """
+        begin, end = self._drop.get(rank, (0, None))
+        return (end - begin) * self._slow.get(rank, 1.0) if end is not None and index == begin else 0.0
+
     def pace(self, comm: Any, step_seconds: float) -> Pace:
         """For a rank of ``comm``: simulated time passes, ``step_seconds`` a usual step; in real time the rank sleeps."""
+        rank = comm.rank
         if comm.simulated:
-            return lambda index, seconds: comm.compute(step_seconds * self.factor(comm.rank, index))
-        return lambda index, seconds: time.sleep(seconds * (self.factor(comm.rank, index) - 1))
+            return lambda index, seconds: comm.compute(step_seconds * (self.absent(rank, index) + self.factor(rank, index)))
+        return lambda index, seconds: time.sleep(seconds * (self.absent(rank, index) + self.factor(rank, index) - 1))

@@ -80,6 +80,8 @@ class Job:
     threads: int = setting(0, "BLAS and numba threads a rank; 0: cores / ranks of the node", least=0)
     slow: str = setting("", "RANK:FACTOR,...: ranks that compute slower; 3:4 has rank 3 take four times as long")
     jitter: float = setting(0.0, "mean share by which each step takes longer, drawn at random; 0: none", least=0)
+    drop: str = setting("", "RANK:STEP[:STEP],...: ranks that are gone before a step of theirs, for as long as the steps up to "
+                        "the second one would take; without it, for good")
     simulate: int = setting(0, "train on so many virtual workers with a simulated clock, in one process; 0: on the MPI ranks",
                             least=0)
     node_workers: int = setting(1, "simulate: workers on each node", least=1)
@@ -97,6 +99,7 @@ class Job:
         if self.target_accuracy and not self.validation:
             raise UsageError("target_accuracy: got a target without validation rows, wanted validation above 0 beside it")
         read_slow(self.slow)
+        read_drop(self.drop)
         if self.reproducible and self.threads > 1:
             raise UsageError(
                 f"threads: got {self.threads}, wanted 1 (or 0) with reproducible: a library's sums change with their number"
@@ -139,6 +142,28 @@ def read_slow(text: str) -> dict[int, float]:
         if not colon or number < 0 or not 1 <= times < float("inf") or number in found:
             raise UsageError(f"slow: got {part!r}, wanted RANK:FACTOR with a factor from 1, each rank once, such as 3:4")
         found[number] = times
+    return found
+
+
+def read_drop(text: str) -> dict[int, tuple[int, int | None]]:
+    """``RANK:STEP:STEP,RANK:STEP`` as a mapping; None where there is no second step.
+
+    Raises
+    ------
+    UsageError
+        For anything else, a second step that is not after the first, or a rank that is told twice.
+
+    Examples
+    --------
+    >>> read_drop("3:40:60,5:100")
+    {3: (40, 60), 5: (100, None)}
+    """
+    found: dict[int, tuple[int, int | None]] = {}
+    for part in filter(None, text.split(",")):
+        numbers = [int(word) if word.isdecimal() and len(word) < 19 else -1 for word in part.split(":")]
+        if len(numbers) not in (2, 3) or min(numbers) < 0 or numbers[0] in found or numbers[-1] <= (numbers[1:-1] or [-1])[0]:
+            raise UsageError(f"drop: got {part!r}, wanted RANK:STEP or RANK:STEP:LATER_STEP, each rank once, such as 3:40:60")
+        found[numbers[0]] = (numbers[1], numbers[2] if len(numbers) == 3 else None)
     return found
 
 

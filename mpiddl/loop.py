@@ -67,6 +67,7 @@ class Plan:
     clip : largest norm of the mean gradient, 0 for none.
     by_shard : the gradient is made of each shard's rows apart.
     meet : steps between two meetings of ranks that are not in lockstep, 0 for none.
+    leaves : before which of its steps this rank leaves for good; None: it stays.
     """
 
     placement: Placement
@@ -79,6 +80,7 @@ class Plan:
     clip: float
     by_shard: bool = False
     meet: int = 0
+    leaves: int | None = None
 
     def step(self, index: int) -> tuple[list[Arrays], Step]:
         """The rows, in as many parts as gradients are to be made, and the figures of a rank's loop number ``index``.
@@ -95,6 +97,8 @@ class Plan:
 
     def over(self, index: int) -> bool:
         """Whether this rank's own steps are done; a rank that has no end of its own is told by its strategy."""
+        if self.leaves is not None and index >= self.leaves:
+            return True
         return not (self.placement.serves or self.placement.endless) and index >= self.steps
 
 

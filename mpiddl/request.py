@@ -11,14 +11,14 @@ from mpiddl import checkpoint
 from mpiddl.conditions import Conditions
 from mpiddl.errors import UsageError
 from mpiddl.folder import Folder
-from mpiddl.job import FIELDS, Job, make_job, read_slow
+from mpiddl.job import FIELDS, Job, make_job, read_drop, read_slow
 from mpiddl.strategies import Strategy, describe, make_strategy, reproducible
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__
 
 # Settings that may change when a run is continued. Any other makes it a different run.
 FREE_ON_RESUME = {"data", "epochs", "max_steps", "max_seconds", "target_accuracy", "keep", "checkpoint_every", "log_every",
-                  "threads", "strategy", "shards", "slow", "jitter", "simulate", "node_workers", "step_seconds",
+                  "threads", "strategy", "shards", "slow", "jitter", "drop", "simulate", "node_workers", "step_seconds",
                   "message_seconds"}
 
 
@@ -68,7 +68,7 @@ def asked_for(link: Any, request: Request) -> Job:
         job = make_job(_settings(request)[2])
         if job.simulate and link.size > 1 and not link.simulated:
             raise UsageError(f"simulate: got {link.size} MPI ranks, wanted one, which simulates all workers")
-        Conditions(read_slow(job.slow)).check(job.simulate or link.size)
+        Conditions(read_slow(job.slow), drop=read_drop(job.drop)).check(job.simulate or link.size)
     return job
 
 

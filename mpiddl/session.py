@@ -19,7 +19,7 @@ from mpiddl.data import Data, ShardedRows, Task, arrays_data, open_data, sorted_
 from mpiddl.data.draws import generator
 from mpiddl.errors import CheckpointError, UsageError
 from mpiddl.folder import Folder
-from mpiddl.job import Job
+from mpiddl.job import Job, read_drop
 from mpiddl.layout import DEFAULT_SHARDS, Layout, check_batch, check_branches, shard_count
 from mpiddl.loop import Plan, State, applying
 from mpiddl.memory import FlatBuffer
@@ -80,12 +80,13 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
         optimiser = request.optimiser if is_object(request.optimiser) else make_optimiser(job)
         layout = _layout(job, data, link.size, earlier)
         placement = strategy.placement(layout.shards, link.rank, link.size)
+        leaves = _leaves(job, strategy, placement, link.rank)
         rows = ShardedRows(data.train, layout, placement.shards, job.seed, job.dtype)
         test = _share_of_test(data, control, job)
     with limited_threads(control, 1 if job.reproducible else job.threads, os.environ) as (share, thread_note):
         if job.threads and isinstance(model, MLP) and not is_object(request.model):
             model = replace(model, threads=share)  # only when asked: small products lose by being shared
-        plan = replace(_plan(job, placement, rows, layout, strategy), meet=_meet(job, layout, folder))
+        plan = replace(_plan(job, placement, rows, layout, strategy), meet=_meet(job, layout, folder), leaves=leaves)
         about = _about(job, strategy, model, data, layout, control)
         with agreed(control):
             if folder and control.rank == 0:
@@ -107,6 +108,8 @@ def dry_run(control: Any, request: Request) -> str:
         layout = _layout(job, data, control.size, earlier)
         shapes = model.shapes
         placements = [strategy.placement(layout.shards, rank, control.size) for rank in range(control.size)]
+        for rank, placement in enumerate(placements):
+            _leaves(job, strategy, placement, rank)
     lines = [f"{name:<16} {','.join(map(str, value)) if isinstance(value, list) else value}" for name, value in
              job.as_dict().items()]
     size = sum(prod(shape) for shape in shapes.values())
@@ -162,6 +165,20 @@ def _plan(job: Job, placement: Placement, rows: Any, layout: Layout, strategy: S
 def _meet(job: Job, layout: Layout, folder: Folder | None) -> int:
     """Steps between two meetings of ranks that are not in lockstep: those between two checkpoints, or an epoch's."""
     return job.checkpoint_every or layout.steps_per_epoch if folder or job.validation else 0
+
+
+def _leaves(job: Job, strategy: Strategy, placement: Placement, rank: int) -> int | None:
+    """Before which of its steps ``rank`` leaves for good, if it does."""
+    dropped = read_drop(job.drop).get(rank)
+    if dropped is None:
+        return None
+    begin, end = dropped
+    if placement.serves:
+        raise UsageError(f"drop: got rank {rank}, which serves the others, wanted one that works")
+    if end is None and strategy.lockstep:
+        raise UsageError(f"drop: got rank {rank}, gone for good, with {describe(strategy)}, whose ranks step together; "
+                         f"wanted a later step at which it is back, {rank}:{begin}:STEP, or a strategy such as ddc-asgd")
+    return begin if end is None else None
 
 
 def _agreed_data(control: Any, job: Job, request: Request) -> tuple[Data, Any]:

@@ -18,7 +18,7 @@ from mpiddl.conditions import Conditions, Pace
 from mpiddl.errors import UsageError
 from mpiddl.evaluation import Evaluation, evaluate_rows
 from mpiddl.folder import Folder
-from mpiddl.job import Job, read_slow
+from mpiddl.job import Job, read_drop, read_slow
 from mpiddl.loop import State, loop
 from mpiddl.metrics import Lines, Metrics, Split, finite
 from mpiddl.prediction import outputs
@@ -191,7 +191,7 @@ def _run(link: Any, control: Any, session: Session) -> Result:
 
 
 def _pace(link: Any, job: Job) -> Pace | None:
-    conditions = Conditions(read_slow(job.slow), job.jitter, job.seed)
+    conditions = Conditions(read_slow(job.slow), job.jitter, job.seed, read_drop(job.drop))
     return conditions.pace(link, job.step_seconds) if conditions or link.simulated else None
 
 

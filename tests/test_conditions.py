@@ -11,7 +11,7 @@ from test_strategies_clients import JOB, weights
 import mpiddl
 from mpiddl.conditions import Conditions
 from mpiddl.errors import CommError, UsageError
-from mpiddl.job import read_slow
+from mpiddl.job import read_drop, read_slow
 from mpiddl.transport import virtual
 from mpiddl.transport.base import ANY_SOURCE, IN_PLACE
 from mpiddl.transport.virtual import Wire
@@ -156,3 +156,48 @@ def test_a_dry_run_tells_of_the_workers():
 
     text = describe(simulate=5, slow="4:2", epochs=1)
     assert "rank 4 " in text and "rank 5" not in text
+
+
+def test_a_worker_that_is_gone_for_a_while_holds_up_those_in_lockstep_alone():
+    settings = {**JOB, "simulate": 4, "drop": "1:5:45", "validation": 0.0}
+    whole, free = (mpiddl.train("mlp", "digits", strategy=strategy, **settings).summary for strategy in ("allreduce", "asgd"))
+    assert whole["seconds"] == pytest.approx(whole["steps"] + 40)
+    assert free["seconds"] < free["steps"] + 20 and free["staleness"]["pushes"] == 3 * free["steps"]
+    assert free["staleness"]["longest"] >= 2 * 40  # both others went on for as long
+
+
+@pytest.mark.parametrize("strategy", ["ddc-asgd", "ssp:bound=1", "asgd:servers=2"])
+def test_the_others_take_over_the_steps_of_one_that_has_gone(strategy):
+    settings = {**JOB, "rate": 0.01, "simulate": 6, "drop": "2:7,0:30", "jitter": 0.1, "optimiser": "nesterov",
+                "strategy": strategy}
+    first, again = (mpiddl.train("mlp", "digits", **settings) for _ in range(2))
+    assert weights(first).tobytes() == weights(again).tobytes() and first.summary["test_accuracy"] > 0.6
+    servers = 1 + ("servers" in strategy)
+    assert first.summary["staleness"]["pushes"] == (6 - servers) * first.summary["steps"]
+    sent = [split["messages"] for split in first.summary["per_rank"]]  # a push is one to each server; a few come after the last
+    assert 0 <= sent[2] - 7 * servers < 5 and 0 <= sent[0] - 30 * servers < 5 and sent[1] > 60 * servers
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("strategy", ["asgd", "asgd:communication=two-sided"])
+def test_a_rank_that_has_gone(comm, strategy):
+    result = mpiddl.train("mlp", "digits", comm=comm, strategy=strategy, drop="0:3", **JOB)
+    workers = comm.size - ("two-sided" in strategy)
+    assert result.summary["staleness"]["pushes"] == workers * result.summary["steps"]
+    assert len(set(comm.allgather(weights(result).tobytes()))) == 1
+
+
+@pytest.mark.parametrize("text", ["3", "3:", "1:2:2", "1:5:3", "1:2:3:4", "-1:2", "1:-2", "1:2,1:3", "a:2", "1:2.5"])
+def test_drop_outs_that_make_no_sense(text):
+    with pytest.raises(UsageError, match=r"drop: got .* wanted RANK:STEP or"):
+        read_drop(text)
+
+
+@pytest.mark.parametrize(("strategy", "drop", "message"), [
+    ("allreduce", "1:5", r"drop: got rank 1, gone for good, with AllReduce\(\), .* 1:5:STEP, or a strategy such as ddc-asgd"),
+    ("asgd", "2:5", "drop: got rank 2, which serves the others"),
+    ("asgd", "3:5:6", "drop: got rank 3, wanted 0 to 2"),
+])
+def test_ranks_that_cannot_be_gone(strategy, drop, message):
+    with pytest.raises(UsageError, match=message):
+        mpiddl.train("mlp", "digits", simulate=3, strategy=strategy, drop=drop, **JOB)
