@@ -83,7 +83,7 @@ def test_one_who_leaves_blocks_nobody(bound, leaves):
 
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_bound_that_nobody_reaches_is_none(servers):
-    given = {"slow": "1:3,4:2", "jitter": 0.3, "validation": 0.0}
+    given = {"slow": "1:3,4:2", "jitter": 0.3, "validation": 0.0, "max_steps": 25}
     bounded, free = (simulated(strategy, 5, **given) for strategy in (SSP(servers, bound=10**6), ASGD(servers)))
     assert weights(bounded).tobytes() == weights(free).tobytes()
     assert bounded.summary["staleness"] == free.summary["staleness"]
@@ -103,14 +103,14 @@ def test_one_worker_is_the_optimiser_alone():
 
 
 def test_a_straggler_is_waited_for_and_delays_are_bounded():
-    free, bounded = (simulated(strategy, 4, slow="3:8", jitter=0.2) for strategy in ("asgd", "ssp:bound=2"))
+    free, bounded = (simulated(strategy, 4, slow="3:8", jitter=0.2, max_steps=25) for strategy in ("asgd", "ssp:bound=2"))
     assert bounded.summary["staleness"]["longest"] <= (2 * 2 + 1) * 3 < free.summary["staleness"]["longest"]
     assert bounded.summary["seconds"] > 2 * free.summary["seconds"]
 
 
 @pytest.mark.parametrize("strategy", ["ssp:bound=0", "ssp:bound=2", "ssp:bound=1,servers=2"])
 def test_a_run_that_was_cut_has_the_bits_of_one_that_was_not(tmp_path, strategy):
-    given = {"slow": "1:3", "jitter": 0.3, "checkpoint_every": 9, "out": tmp_path}
+    given = {"slow": "1:3", "jitter": 0.3, "checkpoint_every": 6, "max_steps": 24, "out": tmp_path}
     straight = simulated(strategy, 4, **given)
     kept = sorted((tmp_path / "checkpoints").glob("step-*"))
     assert len(kept) == 3

@@ -9,6 +9,7 @@ way. So at both ends of what is counted as many sums are on their way. All figur
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,21 +83,23 @@ def run(env: Any, hidden: Sequence[int], batches: Sequence[int], strategies: Seq
 
 def _case(comm: Any, sizes: tuple[int, ...], batch: int, strategies: dict[str, Strategy], steps: int,
           seconds: float) -> Iterator[dict[str, Any]]:
-    alone, synchronous = Run(comm, Strategy(), sizes, batch), Run(comm, Delayed(0), sizes, batch)
-    late = {name: Run(comm, strategy, sizes, batch) for name, strategy in strategies.items()}
-    samples: dict[str, Sample] = {COMPUTING: lambda: alone(steps), EXCHANGE: _exchange(comm, alone.params.flat),
-                                  SYNCHRONOUS: lambda: synchronous(steps)}
-    samples |= {name: lambda run=run: run(steps) for name, run in late.items()}  # type: ignore[misc]
+    """One batch, measured."""
+    runs = {name: Run(comm, strategy, sizes, batch)
+            for name, strategy in {COMPUTING: Strategy(), SYNCHRONOUS: Delayed(0), **strategies}.items()}
+    flat = runs[COMPUTING].params.flat
+    samples: dict[str, Sample] = {name: partial(run, steps) for name, run in runs.items()}
+    samples[EXCHANGE] = _exchange(comm, flat)
+    notes = {name: strategy.note(comm, flat.size, flat.dtype) for name, strategy in strategies.items()}
     times = _measure(comm, samples, seconds)
     medians = {name: quantiles(found)[1] for name, found in times.items()}
     bound = max(medians[COMPUTING], medians[EXCHANGE])
     where = {"network": "-".join(map(str, sizes)), "topology": str(neighbours(comm).topology)}
-    for name, found in {**times, BOUND: [bound]}.items():
-        low, median, high = quantiles(found)
+    for name in (COMPUTING, EXCHANGE, SYNCHRONOUS, *strategies, BOUND):
+        low, median, high = quantiles(times.get(name, [bound]))
         yield {"case": f"batch {batch} a rank", **where, "contender": name, "baseline": SYNCHRONOUS, "seconds": median,
                "baseline_seconds": medians[SYNCHRONOUS], "ratio": medians[SYNCHRONOUS] / median, "p10": low, "p90": high,
                "batch_per_rank": batch, "steps_per_second": 1 / median, "of_bound": bound / median,
-               "wanted": WANTED if name in strategies else None}  # fmt: skip
+               "wanted": WANTED if name in strategies else None, "note": notes.get(name, "")}  # fmt: skip
 
 
 class Run:
@@ -161,7 +164,8 @@ def _measure(comm: Any, samples: dict[str, Sample], seconds: float) -> dict[str,
 
 
 def sentences(rows: Rows) -> Iterator[str]:
-    """Which strategies reached what is wanted of them, and for which batches not."""
+    """Which strategies reached what is wanted of them, and for which batches not; what they have to say for themselves."""
+    yield from dict.fromkeys(row["note"] for row in rows if row["note"])
     for name in dict.fromkeys(row["contender"] for row in rows if row["wanted"]):
         shares = {row["batch_per_rank"]: row["of_bound"] for row in rows if row["contender"] == name}
         below = ", ".join(f"{share:.0%} at {batch}" for batch, share in shares.items() if share < WANTED)
