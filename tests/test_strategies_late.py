@@ -8,6 +8,8 @@ from test_strategies_clients import JOB, distance, on_virtual_ranks, weights
 
 import mpiddl
 from mpiddl.errors import UsageError
+from mpiddl.loop import applying
+from mpiddl.optim import SGD
 from mpiddl.strategies import AllReduce, Delayed, Hierarchical, LocalSGD, Replica, Step, make_strategy
 from mpiddl.topology import neighbours
 from mpiddl.transport import virtual
@@ -110,8 +112,47 @@ def test_ranks_of_a_node_have_the_same_bits_in_every_step():
     assert first == second and third == fourth and first != third
 
 
+@pytest.mark.parametrize("delay", [1, 2, 3])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_late_gradients_are_those_of_where_momentum_leads(delay, ahead):
+    rate, mu, count = 0.1, 0.8, 12
+    rng = np.random.default_rng(3)
+    slopes, at = rng.standard_normal((2, 4)) + 2, []
+
+    def program(comm, step):
+        apply = applying(SGD(momentum=mu), 0.0)
+        replica, strategy = Replica(np.ones(4), {"velocity": np.zeros(4)}, apply), Delayed(delay, ahead)
+        state = strategy.init(comm, replica)
+        for index in range(count):
+            if comm.rank == 0:
+                at.append(replica.params.copy())
+            combined = strategy.combine(comm, state, slopes[comm.rank] * replica.params, replica, step(index))
+            if combined.count:
+                apply(replica.params, combined.grad, replica.moments, rate, 1 / combined.count, index)
+            state = strategy.mix(comm, combined.state, replica, step(index))
+        strategy.finish(comm, state, replica)
+        return replica.params
+
+    one, other = steps(program, 2)
+    assert one.tobytes() == other.tobytes()
+    x, velocity = np.ones(4), np.zeros(4)
+    for index in range(count):
+        np.testing.assert_allclose(at[index], x - ahead * rate * sum(mu**power for power in range(1, delay + 1)) * velocity)
+        if index >= delay:
+            velocity = mu * velocity + slopes.mean(axis=0) * at[index - delay]
+            x = x - rate * velocity
+    np.testing.assert_allclose(one, x)
+
+
+def test_without_momentum_there_is_nothing_to_look_ahead_to():
+    settings = {**JOB, "optimiser": "sgd"}
+    one, other = (virtual.run(2, lambda comm, ahead=ahead: mpiddl.train("mlp", "digits", comm=comm, strategy=Delayed(2, ahead),
+                                                                        **settings)) for ahead in (0, 1))  # fmt: skip
+    assert weights(one[0]).tobytes() == weights(other[0]).tobytes()
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", ["delayed:delay=2", "local-sgd:period=4,delay=2", "local-sgd:period=4,outer=0.3,after=5",
+@pytest.mark.parametrize("name", ["delayed:delay=2", "delayed:delay=1,ahead=0", "local-sgd:period=4,delay=2", "local-sgd:period=4,outer=0.3,after=5",
                                   "local-sgd:period=3,momentum=average", "hierarchical:period=4,delay=3"])  # fmt: skip
 def test_on_real_ranks_as_on_virtual_ones(comm, name):
     real = mpiddl.train("mlp", "digits", comm=comm, strategy=name, **JOB)
@@ -138,6 +179,7 @@ def test_the_first_steps_may_be_synchronous():
     ("name", "message"),
     [
         ("delayed:delay=-1", "delay: got -1"),
+        ("delayed:ahead=2", "ahead: got 2, wanted 0 or 1"),
         ("local-sgd:period=4,delay=4", "delay: got 4, wanted 0 or more steps, fewer than the period, 4"),
         ("local-sgd:after=-1", "after: got -1"),
         ("local-sgd:momentum=none", "momentum: got 'none', wanted own, average, reset"),

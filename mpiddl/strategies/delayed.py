@@ -1,11 +1,13 @@
 """Delayed gradients: what is computed in step t is applied in step t + delay, its all-reduce hidden behind the steps between.
 
+A gradient is computed where momentum alone will have brought the parameters when it is applied (`mpiddl.strategies.ahead`), unless
+``ahead`` is 0.
 Cost a step: 2 (N-1)/N V sent by a node, N nodes, as `allreduce`, but a step takes the longer of computing and communicating
-rather than both; ``delay`` + 1 buffers of V bytes.
+rather than both; ``delay`` + 1 buffers of V bytes, and one for the parameters.
 Sources: Langford, Smola & Zinkevich, NIPS 2009, arXiv:0911.0491, algorithm 1; as a pipeline of all-reduces, Li et al., NeurIPS
-2018, arXiv:1811.03619 (Pipe-SGD, whose K is delay + 1).
+2018, arXiv:1811.03619 (Pipe-SGD, whose K is delay + 1); looking ahead is ours in this place.
 Interpretation: the first ``delay`` steps update nothing, and the last ``delay`` gradients are given up, as in the sources.
-Law: with delay 0 it is `allreduce`, bit for bit where that sums in the same way.
+Laws: with delay 0 it is `allreduce`, bit for bit where that sums in the same way; with plain SGD looking ahead changes nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 
 from mpiddl.collectives import allreduce
 from mpiddl.errors import UsageError
+from mpiddl.strategies.ahead import ahead
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.late import Late, late
 from mpiddl.transport.base import IN_PLACE, Comm
@@ -24,20 +27,26 @@ from mpiddl.transport.base import IN_PLACE, Comm
 
 @dataclass(frozen=True)
 class Delayed(Strategy):
-    """Apply sums of gradients ``delay`` steps late. State: the sums in flight, oldest first, each with its samples."""
+    """Apply sums of gradients ``delay`` steps late, computed ahead (1) or not.
+
+    State: the sums in flight, oldest first, each with its samples; the parameters, where those to compute with are others.
+    """
 
     delay: int = 1
+    ahead: int = 1
 
     def __post_init__(self) -> None:
         if self.delay < 0:
             raise UsageError(f"delay: got {self.delay}, wanted a number of steps, 0 or more")
+        if self.ahead not in (0, 1):
+            raise UsageError(f"ahead: got {self.ahead}, wanted 0 or 1")
 
     def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
         trouble = self._late(comm, size, dtype).trouble if self.delay else ""
         return trouble and f"delayed: {trouble}: the MPI library moves sums on, in the calls that it gets"
 
     def init(self, comm: Comm, replica: Replica) -> Any:
-        return []
+        return {"flight": []}
 
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
         if self.delay:
@@ -49,15 +58,27 @@ class Delayed(Strategy):
             allreduce(comm, IN_PLACE, grad)
             return Combined(grad, step.total, state)
         sums = self._late(comm, grad.size, grad.dtype)
-        flight = [*state, {"sum": sums.start(grad), "count": step.total}]
+        flight = [*state["flight"], {"sum": sums.start(grad), "count": step.total}]
         if len(flight) <= self.delay:
-            return Combined(grad, 0, flight)
+            return Combined(grad, 0, {"flight": flight})
         oldest, *younger = flight
-        return Combined(sums.wait(oldest["sum"]), oldest["count"], younger)
+        if "params" in state:
+            replica.params[:] = state["params"]
+        return Combined(sums.wait(oldest["sum"]), oldest["count"], {**state, "flight": younger})
+
+    def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
+        updates = step.index + 1 - self.delay
+        if not (self.ahead and self.delay and replica.moments and updates > 0):
+            return state
+        state.setdefault("params", np.empty_like(replica.params))[:] = replica.params
+        ahead(comm, replica.params.size, replica.params.dtype)(replica, self.delay, step.rate, updates)
+        return state
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
-        for flying in state:
+        for flying in state["flight"]:
             flying["sum"].wait()
+        if "params" in state:
+            replica.params[:] = state["params"]
         if self.delay:
             self._late(comm, replica.params.size, replica.params.dtype).stop()
 
