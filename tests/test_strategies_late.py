@@ -152,7 +152,8 @@ def test_without_momentum_there_is_nothing_to_look_ahead_to():
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", ["delayed:delay=2", "delayed:delay=1,ahead=0", "local-sgd:period=4,delay=2", "local-sgd:period=4,outer=0.3,after=5",
+@pytest.mark.parametrize("name", ["delayed:delay=2", "delayed:delay=1,ahead=0", "local-sgd:period=4,delay=2",
+                                  "local-sgd:period=4,outer=0.3,after=5",
                                   "local-sgd:period=3,momentum=average", "hierarchical:period=4,delay=3"])  # fmt: skip
 def test_on_real_ranks_as_on_virtual_ones(comm, name):
     real = mpiddl.train("mlp", "digits", comm=comm, strategy=name, **JOB)

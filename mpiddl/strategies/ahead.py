@@ -1,10 +1,10 @@
 """Where the parameters will be when a gradient arrives that is late: after as many steps in which momentum alone moves them.
 
-A gradient that is computed there, and not where the parameters are, is late by what other gradients do meanwhile only. With plain
-SGD that is the same place.
+A gradient that is computed there, and not where the parameters are, is late only by what other gradients do meanwhile. With
+plain SGD that is the same place.
 Source: weight prediction, Chen, Yang & Cheng 2018, arXiv:1809.02839 (SpecTrain), for pipelines of layers; Hakimi et al. 2019,
-arXiv:1907.11612 (DANA), for parameter servers. Interpretation: the optimiser itself is asked, with gradients of zero, so that any
-one will do.
+arXiv:1907.11612 (DANA), for parameter servers. Interpretation: the optimiser itself is asked, with gradients of zero, so that
+any one will do.
 Cost: nothing is sent; ``steps`` updates of a copy of the moments.
 """
 

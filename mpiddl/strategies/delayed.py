@@ -1,7 +1,7 @@
 """Delayed gradients: what is computed in step t is applied in step t + delay, its all-reduce hidden behind the steps between.
 
-A gradient is computed where momentum alone will have brought the parameters when it is applied (`mpiddl.strategies.ahead`), unless
-``ahead`` is 0.
+A gradient is computed where momentum alone will have brought the parameters when it is applied (`mpiddl.strategies.ahead`),
+unless ``ahead`` is 0.
 Cost a step: 2 (N-1)/N V sent by a node, N nodes, as `allreduce`, but a step takes the longer of computing and communicating
 rather than both; ``delay`` + 1 buffers of V bytes, and one for the parameters.
 Sources: Langford, Smola & Zinkevich, NIPS 2009, arXiv:0911.0491, algorithm 1; as a pipeline of all-reduces, Li et al., NeurIPS
