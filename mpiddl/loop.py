@@ -30,6 +30,7 @@ class State:
     moments : the optimiser's flat arrays.
     strategy : the strategy's state.
     apply, rate : a step of the optimiser on arrays of the strategy's own, and the learning rate (`Replica`).
+    begun : steps of the run that a checkpoint has brought with it.
     """
 
     index: int
@@ -39,10 +40,11 @@ class State:
     strategy: Any
     apply: Callable[..., None]
     rate: Callable[[float], float]
+    begun: int = 0
 
     @property
     def replica(self) -> Replica:
-        return Replica(self.params.flat, self.moments, self.apply, self.rate)
+        return Replica(self.params.flat, self.moments, self.apply, self.rate, self.begun)
 
 
 class Rows(Protocol):
@@ -100,6 +102,12 @@ class Plan:
         if self.leaves is not None and index >= self.leaves:
             return True
         return not (self.placement.serves or self.placement.endless) and index >= self.steps
+
+    def done(self, state: State) -> int:
+        """Steps of the run that this rank knows to be done: its own, or, where it has no end of its own, by the updates."""
+        if self.placement.serves or self.placement.endless:
+            return state.updates // max(self.placement.serves, 1)
+        return state.index
 
 
 def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan: Plan, state: State,

@@ -294,6 +294,9 @@ def _restore(state: State, loaded: Checkpoint, session: Session) -> None:
         checkpoint.fill(state.params.flat, own["params"], "params", loaded.path)
     for name, moment in state.moments.items():
         checkpoint.fill(moment, own.get(f"moment.{name}", loaded.optimiser.get(name)), name, loaded.path)
-    rank = loaded.state or loaded.manifest
-    state.index, state.updates = rank["index"], rank["updates"]
-    state.strategy = rank.get("strategy") if loaded.state and same else None
+    loops, state.begun = max(session.plan.placement.serves, 1), loaded.manifest["index"]
+    state.index, state.updates = state.begun * loops, loaded.manifest["updates"] * loops
+    if loaded.state and same:
+        state.index, state.strategy = loaded.state["index"], loaded.state["strategy"]
+        if state.strategy is not None:
+            state.updates = loaded.state["updates"]

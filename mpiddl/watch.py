@@ -85,8 +85,9 @@ class Watch:
         After a strategy has ``finished`` its state has served: a run that is prolonged begins with a new one.
         """
         assert self.checkpoints is not None
-        step = max(self.comm.allgather(state.index))
+        step = max(self.comm.allgather(self.plan.done(state)))
         counts = {"index": state.index, "updates": state.updates}
+        common = counts if self.strategy.lockstep else {"index": step, "updates": step}
         replicated = self.strategy.replicated
         self.check_replicas(state)
         params, moments = self.consensus(state)
@@ -94,7 +95,7 @@ class Watch:
         return checkpoint.save(
             self.comm, self.checkpoints, step, params.views, moments, own,
             {**counts, "strategy": None if finished else state.strategy},
-            {**self.about, **counts, "elapsed": self.metrics.elapsed_s, "bytes_sent": self.metrics.all_bytes()},
+            {**self.about, **common, "elapsed": self.metrics.elapsed_s, "bytes_sent": self.metrics.all_bytes()},
             self.job.keep,
         )
 

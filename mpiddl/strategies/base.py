@@ -84,14 +84,15 @@ class Replica:
 
     ``replica.params += x`` and ``replica.params[:] = x`` change them; ``replica.params = x`` would not, and is refused.
     ``replica.apply(params, grad, moments, rate, scale, step)`` takes a step of the run's optimiser on any such arrays, the
-    gradient being clipped as the run wants it. ``replica.rate(steps)`` is the learning rate after so many steps of the run.
+    gradient being clipped as the run wants it. ``replica.rate(steps)`` is the learning rate after so many steps of the run,
+    ``replica.begun`` how many steps a run that is continued had taken before.
     """
 
-    __slots__ = ("_params", "apply", "moments", "rate")
+    __slots__ = ("_params", "apply", "begun", "moments", "rate")
 
     def __init__(self, params: np.ndarray, moments: dict[str, np.ndarray], apply: Callable[..., None] = _nobody,
-                 rate: Callable[[float], float] = _nobody):
-        self._params, self.moments, self.apply, self.rate = params, moments, apply, rate
+                 rate: Callable[[float], float] = _nobody, begun: int = 0):
+        self._params, self.moments, self.apply, self.rate, self.begun = params, moments, apply, rate, begun
 
     @property
     def params(self) -> np.ndarray:

@@ -53,11 +53,12 @@ class OneSided(Strategy):
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         self.rule.check_size(replica.params.size)
-        store = self._store(comm, {}, replica)
-        return {"pulled": [0] * self.rule.servers, "count": 0, "delays": {}, "serves": store.saved()}
+        begun = {"begun": replica.begun}
+        store = self._store(comm, begun, replica)
+        return {**begun, "pulled": [0] * self.rule.servers, "count": 0, "delays": {}, "serves": store.saved()}
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        store, budget = self._store(comm, state, replica), step.steps * comm.size
+        store, budget = self._store(comm, state, replica), (step.steps - state["begun"]) * comm.size
         grad *= grad.dtype.type(1 / max(step.count, 1))
         if not store.ledger.enter(budget):
             return Combined(grad, 0, state, stop=True)
@@ -97,7 +98,12 @@ class OneSided(Strategy):
 
     def _store(self, comm: Any, state: Any, replica: Replica) -> Store:
         """Opened by `init`, or at the first step of a run that is continued."""
-        return comm.kept(STORE, lambda: Store(comm, self.rule, replica, state.get("serves")))
+
+        def opened() -> Store:
+            later = Replica(replica.params, replica.moments, replica.apply, lambda steps: replica.rate(state["begun"] + steps))
+            return Store(comm, self.rule, later, state.get("serves"))
+
+        return comm.kept(STORE, opened)
 
     def _push(self, comm: Comm, store: Store, state: Any, grad: np.ndarray, replica: Replica) -> None:
         """The gradient, of what this rank has pulled, to all shards; those of other nodes take it while we see to our own's."""

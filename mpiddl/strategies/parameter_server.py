@@ -128,7 +128,7 @@ class ParameterServer(Strategy):
         owners = workers if self.own_moments else 1
         return {
             "version": 0, "pulled": [0] * workers, "counts": [0] * workers, "left": [], "delays": {}, "met": 0, "told": [],
-            "held": [], "here": 0,
+            "held": [], "here": 0, "begun": replica.begun,
             "before": np.tile(shard, (workers, 1)),
             "moments": {name: np.tile(moment, (owners, 1)) for name, moment in moments.items()},
             **self.arrays(workers, shard),
@@ -187,8 +187,9 @@ class ParameterServer(Strategy):
 
     def _serve(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
         workers = comm.size - self.serving
+        budget = (step.steps - state["begun"]) * workers
         while len(state["left"]) < workers:
-            push = self._next(comm, state, replica, grad, step.steps * workers)
+            push = self._next(comm, state, replica, grad, budget)
             if push is None and state["told"] and state["left"]:
                 self._nobody_meets(comm, state, replica)
             if push is None and state["held"]:
@@ -203,7 +204,7 @@ class ParameterServer(Strategy):
             moments = {name: rows[row] for name, rows in state["moments"].items()}
             applied = push.count if self.own_moments else state["version"]
             replica.apply(push.params, push.grad, moments, step.rate, factor, applied)
-            meet = self._answer(comm, state, push, replica, step.meet * workers, step.steps * workers)
+            meet = self._answer(comm, state, push, replica, step.meet * workers, budget)
             return Combined(grad, 0, state, updates=1, meet=meet)
         return Combined(grad, 0, state, stop=True)
 
