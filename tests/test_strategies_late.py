@@ -144,6 +144,20 @@ def test_late_gradients_are_those_of_where_momentum_leads(delay, ahead):
     np.testing.assert_allclose(one, x)
 
 
+@pytest.mark.parametrize("delay", [1, 2, 4])
+def test_a_finished_run_goes_on_where_the_parameters_are(tmp_path, delay):
+    settings = {"strategy": Delayed(delay), "out": tmp_path, "optimiser": "nesterov", "schedule": "constant"}
+    first = on_virtual_ranks(2, **{**settings, "epochs": 1})[0]
+    done = first.summary["steps"] + delay  # the first update nothing
+    longer = on_virtual_ranks(2, **settings, max_steps=done + delay, resume=True)[0]
+    assert weights(longer).tobytes() == weights(first).tobytes()
+
+
+def test_room_for_late_sums_is_made_when_it_is_wanted():
+    few = mpiddl.train("mlp", "digits", strategy="delayed:delay=1000000000", **{**JOB, "max_steps": 3})
+    assert few.summary["steps"] == 0
+
+
 def test_without_momentum_there_is_nothing_to_look_ahead_to():
     settings = {**JOB, "optimiser": "sgd"}
     one, other = (virtual.run(2, lambda comm, ahead=ahead: mpiddl.train("mlp", "digits", comm=comm, strategy=Delayed(2, ahead),

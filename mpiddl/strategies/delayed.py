@@ -59,11 +59,11 @@ class Delayed(Strategy):
             return Combined(grad, step.total, state)
         sums = self._late(comm, grad.size, grad.dtype)
         flight = [*state["flight"], {"sum": sums.start(grad), "count": step.total}]
-        if len(flight) <= self.delay:
-            return Combined(grad, 0, {"flight": flight})
-        oldest, *younger = flight
         if "params" in state:
             replica.params[:] = state["params"]
+        if len(flight) <= self.delay:
+            return Combined(grad, 0, {**state, "flight": flight})
+        oldest, *younger = flight
         return Combined(sums.wait(oldest["sum"]), oldest["count"], {**state, "flight": younger})
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:

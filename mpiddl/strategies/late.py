@@ -24,14 +24,17 @@ class Late:
 
     def __init__(self, comm: Comm, size: int, dtype: np.dtype, most: int):
         self._comm, self._mover = comm, Mover(comm)
-        self._room = [aligned_zeros(size, dtype) for _ in range(most)]
+        self._size, self._dtype, self._most = size, dtype, most
+        self._room: list[np.ndarray] = []
         self._next = 0
         self.freed, self.trouble = False, self._mover.trouble
 
     def start(self, array: np.ndarray) -> Pending:
         """Begin to sum copies of all ranks' ``array``; the one that was started ``most`` sums ago is overwritten."""
+        if self._next == len(self._room):  # a run may be shorter than its sums are late
+            self._room.append(aligned_zeros(self._size, self._dtype))
         total = self._room[self._next]
-        self._next = (self._next + 1) % len(self._room)
+        self._next = (self._next + 1) % self._most
         total[:] = array
         if self.trouble:
             return Pending(total, self._comm.Iallreduce(IN_PLACE, total))
