@@ -113,6 +113,25 @@ def test_a_study_that_was_killed_goes_on(study, parts, tmp_path):
     assert study(Counted(parts, stop_after=0))[0] == rows
 
 
+@pytest.mark.parametrize("line", [b"", b"nonsense", b"\xff", b"null", b"[1]", b'{"settings": 1}',
+                                  b'{"settings": 1, "outcome": 2}', b"[" * 100_000])  # fmt: skip
+def test_a_damaged_line_is_passed_over(tmp_path, line):
+    file, said = tmp_path / "runs.jsonl", []
+    Journal(file, said.append).add({"run": 1}, {"seconds": 1})
+    file.write_bytes(file.read_bytes() + line + b"\n")
+    Journal(file, said.append).add({"run": 2}, {"seconds": 2})
+    said.clear()
+    assert len(Journal(file, said.append)) == 2
+    assert said == [f"{file}, line 2: damaged, passed over"] * bool(line)
+
+
+@pytest.mark.parametrize("rate", [1e-13, 1e-300, 0.0141, 0.64])
+def test_a_rate_of_the_grid_is_the_one_that_is_taken(rate):
+    for run in replace(SMALL, grid=(rate,)).tuning():
+        share = 1 if run.job()["optimiser"] == "sgd" else 0.1
+        assert run.job()["rate"] == pytest.approx(share * rate, rel=1e-11, abs=0)
+
+
 def test_studies_share_runs(study, parts, tmp_path):
     study(Counted(parts))
     wider = replace(SMALL, patterns=("straggler", "equal"), seeds=3)

@@ -68,7 +68,7 @@ class Journal:
         try:
             line = json.loads(text)
             self._found[_key(line["settings"])] = {**line["outcome"]}
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             self._say(f"{self.path}, line {number}: damaged, passed over")
 
 

@@ -85,7 +85,8 @@ class Run:
                 "slow": slow(self.pattern, self.workers), "jitter": JITTER}
 
     def _update(self, name: str) -> dict[str, Any]:
-        return {"optimiser": name, "momentum": MOMENTUM, "rate": round(self.rate * (1 if name == "sgd" else 1 - MOMENTUM), 12)}
+        rate = self.rate * (1 if name == "sgd" else 1 - MOMENTUM)
+        return {"optimiser": name, "momentum": MOMENTUM, "rate": float(f"{rate:.12g}")}  # 0 would be a default of train's
 
 
 def slow(pattern: str, workers: int) -> str:
