@@ -10,6 +10,7 @@ from test_collectives import LAYOUTS, placed
 
 from mpiddl import collectives
 from mpiddl.collectives import TwoStep, allreduce, barrier, broadcast, iallreduce, reduce, reduce_scatter
+from mpiddl.collectives.base import Queue, run
 from mpiddl.topology import Topology
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE
@@ -130,3 +131,22 @@ def test_bytes_of_calls_under_way_together_are_counted_once(link):
         assert request.Test()
     assert link.meter.bytes - before == 3 * 2 * (link.size - 1) * EACH * 8
     assert len(link.meter.spans) - spans == 3
+
+
+def test_many_that_wait_for_each_other_are_asked_once_each():
+    asked, there = [], []
+
+    class Reply:
+        def Test(self):
+            asked.append(self)
+            return bool(there)
+
+    def program(comm):
+        queue = Queue()
+        started = [run(comm, (), iter([Reply()]), False, queue) for _ in range(40)]
+        asked.clear()
+        assert not started[-1].Test() and len(asked) <= len(started)
+        there.append(True)
+        assert started[-1].Test() and all(each.over for each in started)
+
+    virtual.run(1, program)
