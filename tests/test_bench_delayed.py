@@ -40,3 +40,14 @@ def test_nonsense_is_told(command, flags, said):
     done = command("mpiddl", "bench", "delayed", "--seconds", "0", *flags)
     assert done.returncode != 0 and done.stderr.count(said) == 1, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_strategy_that_ranks_do_not_share_is_refused(mpirun):
+    done = mpirun(2, "mpiddl", "bench", "delayed", "--seconds", "0", "--strategy", "alone")
+    assert done.returncode == 2 and done.stderr.count("strategy: got 'alone' on 2 ranks, wanted one rank") == 1, done.stderr
+
+
+def test_a_long_delay_takes_no_longer(mpirun):
+    done = mpirun(2, "mpiddl", "bench", "delayed", "--hidden", "16", "--batch-per-rank", "7", "--seconds", "0", "--strategy",
+                  "delayed:delay=60")  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -61,7 +61,7 @@ def run(env: Any, hidden: Sequence[int], batches: Sequence[int], strategies: Seq
     Raises
     ------
     UsageError
-        On every rank: there is one rank only, or a strategy whose ranks do not step together.
+        On every rank: there is one rank only, a strategy whose ranks do not step together, or one that cannot run on these.
 
     Communication
     -------------
@@ -75,6 +75,8 @@ def run(env: Any, hidden: Sequence[int], batches: Sequence[int], strategies: Seq
     with failing_together(link):
         if link.size == 1:
             raise UsageError("bench delayed: got one rank, wanted two or more: start it under mpiexec")
+        for strategy in found.values():
+            strategy.check(link.size)
         rows = [row for batch in batches for row in _case(link, (784, *hidden, 10), batch, found, steps, seconds)]
     rank = link.rank
     link.Free()
