@@ -226,9 +226,9 @@ def _run(task: _Task, done: Enough, history: list[Moment]) -> tuple[Covariance, 
                 start = _from_snapshots(task, min(most, ceil(task.vr.snapshot * n)), start)
             directions = VarianceReduced(operator, task.vr, seed)
     caution = _Caution(task, operator, most, min(most, wanted), directions, history, done)
-    files = any(comm.allgather(isinstance(rows, FileRows)))
-    narrow = None if files else partial(narrowed, spread, k=task.k, columns=rows.columns,
-                                        left_out=SLOWLY if directions is krylov else LEFT_OUT)
+    files, sparse = map(any, zip(*comm.allgather((isinstance(rows, FileRows), rows.sparse)), strict=True))
+    left_out = SLOWLY if directions is krylov and not sparse else LEFT_OUT
+    narrow = None if files else partial(narrowed, spread, k=task.k, columns=rows.columns, left_out=left_out)
     ritz = davidson(spread, operator.apply, start.vectors, caution.directions, caution.done, look=caution, narrow=narrow)
     return operator, ritz._replace(vectors=spread.whole(ritz.vectors))
 
