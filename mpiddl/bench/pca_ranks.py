@@ -35,12 +35,10 @@ def run(link: Any, names: Sequence[str], levels: Sequence[float], rounds: int, s
 
         def alone(threads: int, solver: str, level: float, x: Any = x, fit: Any = fit) -> None:
             if link.rank == 0:
-                with threads_of_all(threads):
-                    virtual.run(1, lambda comm: fit(comm, x, threads, solver, level))
+                virtual.run(1, lambda comm: fit(comm, x, threads, solver, level))
 
         def together(threads: int, solver: str, level: float, part: Any = x[own.start : own.stop], fit: Any = fit) -> None:
-            with threads_of_all(threads):
-                fit(link, part, threads, solver, level)
+            fit(link, part, threads, solver, level)
 
         for solver in solvers:
             for level in levels:
@@ -49,12 +47,14 @@ def run(link: Any, names: Sequence[str], levels: Sequence[float], rounds: int, s
                 seconds: dict[str, list[float]] = {way: [] for way in ways}
                 for turn in range(rounds + 1):
                     for way, (run_once, threads) in ways.items():
-                        link.Barrier()
-                        began = now()
-                        run_once(threads, solver, level)
-                        link.Barrier()
+                        with threads_of_all(threads):  # which takes some milliseconds itself
+                            link.Barrier()
+                            began = now()
+                            run_once(threads, solver, level)
+                            link.Barrier()
+                            ended = now()
                         if turn:  # the first compiles
-                            seconds[way].append(now() - began)
+                            seconds[way].append(ended - began)
                 low, median, high = quantiles(seconds[ours])
                 for way in list(ways)[1:]:
                     other = quantiles(seconds[way])[1]
