@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from mpiddl.cli.sizes import read_counts
 from mpiddl.errors import UsageError
 from mpiddl.launch import promise
 
@@ -55,13 +56,13 @@ def _rules(context: click.Context, parameter: click.Parameter, value: str) -> tu
     return tuple(rules)
 
 
-_numbers, _rates, _words = _list(int, "whole numbers"), _list(float, "numbers"), _list(str, "words")
+_rates, _words = _list(float, "numbers"), _list(str, "words")
 
 
 @click.command(epilog=EPILOG)
 @click.option("--rules", default="ddc-asgd,dc-asgd-momentum,dc-asgd-a,staleness-aware,dana,asgd", show_default=True,
               callback=_rules, metavar="RULE,...", help="Parameter servers of docs/strategies.md; the first is compared.")
-@click.option("--workers", default="4,8,16,32", show_default=True, callback=_numbers, metavar="N,...", help="How many.")
+@click.option("--workers", default="4,8,16,32", show_default=True, callback=read_counts, metavar="N,...", help="How many.")
 @click.option("--patterns", default="equal,spread,straggler", show_default=True, callback=_words, metavar="NAME,...",
               help="Speeds of the workers: alike; 1 to 4 times as slow; one 8 times as slow.")
 @click.option("--seeds", default=5, show_default=True, metavar="N", help="Runs of each.")
@@ -70,7 +71,7 @@ _numbers, _rates, _words = _list(int, "whole numbers"), _list(float, "numbers"),
               callback=_rates, metavar="X,...", help="Rates to choose from; with momentum mu, divided by 1 - mu.")
 @click.option("--tune-workers", default=8, show_default=True, metavar="N", help="Workers with which rates are chosen.")
 @click.option("--data", default="fashion-mnist", show_default=True, metavar="NAME", help="Data set.")
-@click.option("--hidden", default="256,128", show_default=True, callback=_numbers, metavar="N,...", help="Widths.")
+@click.option("--hidden", default="256,128", show_default=True, callback=read_counts, metavar="N,...", help="Widths.")
 @click.option("--batch", default=32, show_default=True, metavar="N", help="Samples of a worker's step.")
 @click.option("--jobs", default=0, metavar="N", help="Processes, each of one thread.  [default: cores]")
 @click.option("--results", default="staleness.jsonl", show_default=True, type=click.Path(path_type=Path), metavar="FILE",

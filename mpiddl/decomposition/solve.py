@@ -138,14 +138,15 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     if solver not in SOLVERS:
         raise UsageError(f"solver: got {solver!r}, wanted one of {', '.join(SOLVERS)}")
     began, effort = now(), Effort()
-    counts, sparse = zip(*comm.allgather((rows.n, rows.sparse)), strict=True)
+    counts, *kinds = zip(*comm.allgather((rows.n, rows.sparse, isinstance(rows, FileRows))), strict=True)
     n, d, columns = sum(counts), rows.d, min(rows.columns(k + OVERSAMPLES), rows.d)
-    if solver.startswith("vr") and any(sparse):
+    sparse, files = map(any, kinds)
+    if solver.startswith("vr") and sparse:
         raise UsageError(f"solver: got {solver} for sparse rows, wanted one of auto, krylov, gram")
-    if solver == "vr-plain" and any(comm.allgather(isinstance(rows, FileRows))):
+    if solver == "vr-plain" and files:
         raise UsageError("solver: got vr-plain, which takes rows one by one, for rows in a file, wanted one of auto, gram, "
                          "subsample, vr, krylov")
-    choice = choose(n, d, k, columns, tol, comm.size, any(sparse)) if solver == "auto" else Choice(solver, "asked for")
+    choice = choose(n, d, k, columns, tol, comm.size, sparse) if solver == "auto" else Choice(solver, "asked for")
     prepared = prepare(comm, rows, n, center, seed)
     rows = prepared.rows
     history: list[Moment] = []
@@ -168,7 +169,7 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
         return (enough and believed) or over
 
     task = _Task(comm, rows, n, k, columns, choice.solver, tol, center, seed, vr or Settings(), effort,
-                 prepared.floor)
+                 prepared.floor, sparse, files)
     operator, ritz = _run(task, done, history)
     result = prepared.undone(_result(ritz, errors, operator, n, choice, effort, history))
     if not comm.bcast(met or operator.trace <= prepared.floor):
@@ -180,7 +181,8 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
 
 @dataclass(frozen=True)
 class _Task:
-    """What `solve` was asked for: ``k`` components of all ranks' ``n`` rows, by blocks of ``columns``."""
+    """What `solve` was asked for: ``k`` components of all ranks' ``n`` rows, by blocks of ``columns``; whether any are
+    ``sparse``, or in ``files``."""
 
     comm: Any
     rows: Rows
@@ -194,6 +196,8 @@ class _Task:
     vr: Settings
     effort: Effort
     floor: float
+    sparse: bool
+    files: bool
 
 
 def _run(task: _Task, done: Enough, history: list[Moment]) -> tuple[Covariance, Ritz]:
@@ -226,9 +230,8 @@ def _run(task: _Task, done: Enough, history: list[Moment]) -> tuple[Covariance, 
                 start = _from_snapshots(task, min(most, ceil(task.vr.snapshot * n)), start)
             directions = VarianceReduced(operator, task.vr, seed)
     caution = _Caution(task, operator, most, min(most, wanted), directions, history, done)
-    files, sparse = map(any, zip(*comm.allgather((isinstance(rows, FileRows), rows.sparse)), strict=True))
-    left_out = SLOWLY if directions is krylov and not sparse else LEFT_OUT
-    narrow = None if files else partial(narrowed, spread, k=task.k, columns=rows.columns, left_out=left_out)
+    left_out = SLOWLY if directions is krylov and not task.sparse else LEFT_OUT
+    narrow = None if task.files else partial(narrowed, spread, k=task.k, columns=rows.columns, left_out=left_out)
     ritz = davidson(spread, operator.apply, start.vectors, caution.directions, caution.done, look=caution, narrow=narrow)
     return operator, ritz._replace(vectors=spread.whole(ritz.vectors))
 

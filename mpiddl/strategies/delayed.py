@@ -3,7 +3,7 @@
 A gradient is computed where momentum alone will have brought the parameters when it is applied (`mpiddl.strategies.ahead`),
 unless ``ahead`` is 0.
 Cost a step: 2 (N-1)/N V sent by a node, N nodes, as `allreduce`, but a step takes the longer of computing and communicating
-rather than both; ``delay`` + 1 buffers of V bytes, and one for the parameters.
+rather than both; ``delay`` + 1 buffers of V bytes, and to look ahead two more and a copy of the moments.
 Sources: Langford, Smola & Zinkevich, NIPS 2009, arXiv:0911.0491, algorithm 1; as a pipeline of all-reduces, Li et al., NeurIPS
 2018, arXiv:1811.03619 (Pipe-SGD, whose K is delay + 1); looking ahead is ours in this place.
 Interpretation: the first ``delay`` steps update nothing, and the last ``delay`` gradients are given up, as in the sources.

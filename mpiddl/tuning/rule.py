@@ -49,7 +49,7 @@ ACROSS: dict[str, dict[str, Steps]] = {
 """Over TCP, by what a library calls itself, at last for any; of faster networks nothing is known without measuring."""
 
 
-def steps(topology: Topology, call: str, library: str = "") -> Steps:
+def steps(topology: Topology, call: str, library: str) -> Steps:
     """From how many bytes on which algorithm, ascending; ``library``: the MPI library's name and version."""
     if topology.size == 1:
         return ()
