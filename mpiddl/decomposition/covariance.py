@@ -10,7 +10,7 @@ because deviations from the mean add up to nothing. An origin near the mean keep
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,11 +86,23 @@ class Covariance:
             counts, largest, squares = zip(*self.comm.allgather(own), strict=True)
             self.n = sum(counts)
             self.heaviness = max(largest) * self.n / sum(squares) if sum(squares) > 0 else 1.0
+        return self._about_mean(product, sums[:k])
+
+    def apply_each(self, samples: Iterable[Covariance], w: np.ndarray) -> list[np.ndarray]:
+        """What each of those that `estimated` gives makes of W, by one all-reduce of as many times d k + k numbers."""
+        whole = self.spread.whole(w)
+        products, shifts, _, _ = zip(*(sample.rows.sums(whole, self.origin) for sample in samples), strict=True)
+        product, sums = self.spread.reduced(np.concatenate(products, axis=1), np.concatenate(shifts))
+        found = zip(np.split(product, len(products), axis=1), np.split(sums, len(products)), strict=True)
+        return [self._about_mean(np.ascontiguousarray(product), shift) for product, shift in found]
+
+    def _about_mean(self, product: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+        """C W of sums over all ranks, in place; collective as `Spread.sum` is."""
         fine = product.min(initial=0.0) > -LARGEST and product.max(initial=0.0) < LARGEST  # not so of NaN
         if self.spread.sum(np.array([0.0 if fine else 1.0])).any():
             raise NotFinite
         if self.center:
-            product = dger(-1.0, sums[:k], self.spread.own(self.mean), a=product.T, overwrite_a=True).T  # in place
+            product = dger(-1.0, shifts, self.spread.own(self.mean), a=product.T, overwrite_a=True).T
         product /= self.total
         return product
 

@@ -111,13 +111,13 @@ def _with_sample(space: Subspace, new: np.ndarray, images: np.ndarray, doubt: np
     return ritz._replace(residuals=ritz.residuals * np.sqrt(more), products=ritz.products * more, doubt=2 * np.abs(wrong))
 
 
-def lanczos(spread: Spread, apply: Apply, start: np.ndarray, passes: int) -> Ritz:
-    """Leading Ritz pairs of the block Krylov space of so many passes: what `davidson` does with `krylov`, asked once."""
+def lanczos(spread: Spread, apply: Apply, start: np.ndarray, passes: int) -> np.ndarray:
+    """Leading Ritz vectors of the block Krylov space of so many passes: what `davidson` does with `krylov`, asked once."""
     space, new = Subspace(spread, passes * start.shape[1]), spread.same(orthonormal(spread, start))
     while True:
         image = apply(new)
-        space.extend(new, image)
+        along = space.extend(new, image)
         passes -= 1
-        new = spread.same(orthonormal(spread, image, space.basis)) if passes else new[:, :0]
+        new = spread.same(orthonormal(spread, image, space.basis, along)) if passes else new[:, :0]
         if not new.shape[1]:
-            return space.ritz(start.shape[1])
+            return space.leading(start.shape[1])[1]

@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from numbers import Integral
 from typing import Any
 
@@ -95,13 +96,13 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             with _alike(link):
                 self._check_settings()
                 rows = self._own_rows(X, sample_weight, link.size, after is None)
-                random = check_random_state(self.random_state)
+                seed = self._seed(link.rank)
                 if stream and rows.sparse:
                     raise UsageError("X: got a sparse batch, wanted a dense one: what stands for earlier rows is dense")
-            check_equal(link, "X", {"columns": rows.d, "dtype": str(rows.dtype), "sample_weight": sample_weight is not None})
+            check_equal(link, "X", {"columns": rows.d, "dtype": str(rows.dtype), "sample_weight": sample_weight is not None,
+                                    "feature names": self._names()})
             check_equal(link, type(self).__name__, {"": type(self).__name__, **self._settings_of_all()})
-            self._check_names(link)
-            seed = link.bcast(random.randint(2**31 - 1) if link.rank == 0 else None)
+            seed = link.bcast(seed)
             with limited_threads(link, self.threads, os.environ) as (threads, _):
                 rows.threads = threads
                 try:
@@ -177,6 +178,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         least = {"ensure_min_samples": 1 if ranks == 1 else 0}
         # Memory maps are left where they are: nothing is looked at, only the first pass tells what is not finite.
         options: dict[str, Any] = {"accept_sparse": "csr", "order": "C", "ensure_all_finite": False, **least}
+        if _is_plain(X):
+            options = {"skip_check_array": True}  # which would not change it, nor refuse it
         x = validate_data(self, X, dtype=[np.float64, np.float32], reset=reset, **options)
         weights = None if sample_weight is None else self._own_weights(sample_weight, x, least)
         numbers = None
@@ -199,16 +202,22 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     def _settings_of_all(self) -> dict[str, Any]:
         """Parameters that have to be the same on every rank."""
-        return {name: value for name, value in self.get_params().items() if name not in ("comm", "random_state", "threads")}
+        own = ("comm", "random_state", "threads")
+        return {name: getattr(self, name) for name in _parameters(type(self)) if name not in own}
 
     @staticmethod
     def _place(row: int, column: int) -> str:
         """What an entry of this rank's rows is called."""
         return f"row {row}, column {column}"
 
-    def _check_names(self, link: Any) -> None:
+    def _names(self) -> list[str] | None:
         names = getattr(self, "feature_names_in_", None)
-        check_equal(link, "X", {"feature names": None if names is None else list(names)})
+        return None if names is None else list(names)
+
+    def _seed(self, rank: int) -> int | None:
+        """Of all random numbers, on rank 0."""
+        random = check_random_state(self.random_state)
+        return random.randint(2**31 - 1) if rank == 0 else None
 
     def _solve(self, link: Any, rows: Rows, seed: int, tell: Callable[[Moment], None] | None) -> Result:
         """As many components as are wanted."""
@@ -281,6 +290,19 @@ def fit_telling(model: Estimator, X: Any, tell: Callable[[Moment], None] | None,
         model._fit(X, None, tell)
     finally:
         del model._place
+
+
+def _is_plain(X: Any) -> bool:
+    """Whether it is what solvers take."""
+    if type(X) is not np.ndarray or X.ndim != 2 or not X.size:
+        return False
+    return X.dtype in (np.float32, np.float64) and X.flags.c_contiguous
+
+
+@cache
+def _parameters(kind: type[Estimator]) -> tuple[str, ...]:
+    """What its constructor takes; scikit-learn reads the signature each time it is asked."""
+    return tuple(kind._get_param_names())
 
 
 def _count(link: Any, rows: Rows) -> tuple[int, float]:

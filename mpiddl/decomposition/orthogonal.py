@@ -22,8 +22,11 @@ KEPT = 0.25
 """An orthonormal direction of which a second projection leaves less, squared, was rounding, too: it lies in the basis."""
 
 
-def orthonormal(spread: Spread, block: np.ndarray, basis: np.ndarray | None = None) -> np.ndarray:
-    """An orthonormal basis of ``block`` (d, k), orthogonal to ``basis``; fewer columns where it has less rank.
+def orthonormal(spread: Spread, block: np.ndarray, basis: np.ndarray | None = None,
+                along: np.ndarray | None = None) -> np.ndarray:
+    """An orthonormal basis of ``block`` (d, k), orthogonal to ``basis`` (d, m); fewer columns where it has less rank.
+
+    ``along`` (m, k) is the product basis^T block, if it is known.
 
     Two times and once more where that was not enough: project, then divide by a root of the Gram matrix: its triangle
     (Y. Yamamoto et al., ETNA 44, 2015, pp. 306-326: Cholesky QR2); where columns are not well apart, from eigenvectors
@@ -36,7 +39,7 @@ def orthonormal(spread: Spread, block: np.ndarray, basis: np.ndarray | None = No
     """
     for turn in range(3):
         if basis is not None and basis.shape[1]:
-            block = block - basis @ spread.sum(basis.T @ block)
+            block = block - basis @ (spread.sum(basis.T @ block) if turn or along is None else along)
         gram = spread.sum(block.T @ block)
         off = gram - np.eye(len(gram))
         if turn and np.abs(off).max(initial=0.0) < NEAR:

@@ -12,7 +12,6 @@ from mpiddl.decomposition.covariance import Covariance, Effort, NotFinite
 from mpiddl.decomposition.davidson import Apply, lanczos
 from mpiddl.decomposition.rows import Rows, centred_blocks
 from mpiddl.decomposition.spread import Spread, Whole
-from mpiddl.decomposition.subspace import Ritz
 from mpiddl.transport.base import IN_PLACE
 
 CLOSER = 2
@@ -66,7 +65,7 @@ class HeldOut:
 
     Communication
     -------------
-    Each time as two passes; an all-gather of a number besides, but where rows are kept.
+    Each time as a pass with twice the columns; an all-gather of a number besides, but where rows are kept.
     """
 
     def __init__(self, covariance: Covariance, n: int, most: int, columns: int, seed: int):
@@ -89,8 +88,8 @@ class HeldOut:
 
     def _products(self, halves: Iterable[Covariance], w: np.ndarray, count: int) -> list[np.ndarray]:
         self._covariance.effort.passes += count / self._n
-        self._covariance.effort.rounds += 2
-        return [half.apply(w) for half in halves]
+        self._covariance.effort.rounds += 1
+        return self._covariance.apply_each(halves, w)
 
 
 def second_start(covariance: Covariance, n: int, count: int, columns: int, seed: int) -> np.ndarray:
@@ -104,7 +103,7 @@ def second_start(covariance: Covariance, n: int, count: int, columns: int, seed:
     found = _warm(covariance.spread, sample.apply, columns, seed + 4)
     covariance.effort.passes += WARM_PASSES * count / n
     covariance.effort.rounds += WARM_PASSES
-    return found.vectors
+    return found
 
 
 def strata(n: int, wanted: int, random: np.random.Generator) -> np.ndarray:
@@ -135,8 +134,8 @@ def covariance(comm: Any, sample: Sample, center: bool, effort: Effort) -> np.nd
     return products
 
 
-def warm_start(spread: Spread, sample: Sample, columns: int, center: bool, seed: int, effort: Effort) -> Ritz:
-    """Leading Ritz pairs of the sample, ``columns`` of them, without forming its covariance; vectors lie as ``spread`` says.
+def warm_start(spread: Spread, sample: Sample, columns: int, center: bool, seed: int, effort: Effort) -> np.ndarray:
+    """Leading Ritz vectors of the sample, ``columns`` of them, without forming its covariance; they lie as ``spread`` says.
 
     Communication
     -------------
@@ -150,7 +149,7 @@ def warm_start(spread: Spread, sample: Sample, columns: int, center: bool, seed:
     return result
 
 
-def warm_start_of(comm: Any, products: np.ndarray, columns: int, seed: int) -> Ritz:
+def warm_start_of(comm: Any, products: np.ndarray, columns: int, seed: int) -> np.ndarray:
     """The same from the sample's covariance: no communication but the small one of `davidson`."""
     def apply(w: np.ndarray) -> np.ndarray:
         return (products @ w.astype(np.float32)).astype(np.float64)
@@ -158,5 +157,5 @@ def warm_start_of(comm: Any, products: np.ndarray, columns: int, seed: int) -> R
     return _warm(Whole(comm, len(products)), apply, columns, seed)
 
 
-def _warm(spread: Spread, apply: Apply, columns: int, seed: int) -> Ritz:
+def _warm(spread: Spread, apply: Apply, columns: int, seed: int) -> np.ndarray:
     return lanczos(spread, apply, spread.random(columns, seed), WARM_PASSES)

@@ -221,7 +221,7 @@ def _run(task: _Task, done: Enough, history: list[Moment]) -> tuple[Covariance, 
             step=task.vr.step, seed=seed)  # fmt: skip
     products = covariance(comm, sample, center, effort) if task.solver == "subsample" else None
     if products is not None and np.isfinite(products).all():
-        start: Ritz = warm_start_of(comm, products, columns, seed)
+        start = warm_start_of(comm, products, columns, seed)
         directions: Directions = Subsample(comm, products)
     else:
         start, directions = warm_start(spread, sample, columns, center, seed, effort), krylov
@@ -232,7 +232,7 @@ def _run(task: _Task, done: Enough, history: list[Moment]) -> tuple[Covariance, 
     caution = _Caution(task, operator, most, min(most, wanted), directions, history, done)
     left_out = SLOWLY if directions is krylov and not task.sparse else LEFT_OUT
     narrow = None if task.files else partial(narrowed, spread, k=task.k, columns=rows.columns, left_out=left_out)
-    ritz = davidson(spread, operator.apply, start.vectors, caution.directions, caution.done, look=caution, narrow=narrow)
+    ritz = davidson(spread, operator.apply, start, caution.directions, caution.done, look=caution, narrow=narrow)
     return operator, ritz._replace(vectors=spread.whole(ritz.vectors))
 
 
@@ -320,7 +320,7 @@ class _Caution:
         return self._short_by <= 1 + CLOSER  # if all that is missed is the sample's fault, more rows will do
 
 
-def _from_snapshots(task: _Task, count: int, start: Ritz) -> Ritz:
+def _from_snapshots(task: _Task, count: int, start: np.ndarray) -> np.ndarray:
     """Iterate with anchors from ``count`` rows, until what they miss of their own components is less than these miss of the
     truth: about trace / (theta_1 count) of the explained variance."""
     spent = Effort()
@@ -332,10 +332,10 @@ def _from_snapshots(task: _Task, count: int, start: Ritz) -> Ritz:
         noise = operator.trace / max(values[0], np.finfo(float).tiny) / count
         return missed_variance(ritz, task.k).sum() <= noise * values.sum() or spent.passes >= MOST_SNAPSHOTS
 
-    found = davidson(operator.spread, operator.apply, start.vectors, VarianceReduced(operator, task.vr, task.seed + 1), enough)
+    found = davidson(operator.spread, operator.apply, start, VarianceReduced(operator, task.vr, task.seed + 1), enough)
     task.effort.passes += spent.passes * sample.share
     task.effort.rounds += spent.rounds
-    return found
+    return found.vectors
 
 
 MOST_SNAPSHOTS = 10

@@ -57,8 +57,8 @@ class Subspace:
         """Of V^T A V."""
         return float(self._projected.diagonal()[: self._m].sum())
 
-    def extend(self, new: np.ndarray, images: np.ndarray, sampled: bool = False) -> None:
-        """Take in more columns, orthogonal to the others, and their images.
+    def extend(self, new: np.ndarray, images: np.ndarray, sampled: bool = False) -> np.ndarray:
+        """Take in more columns, orthogonal to the others, and their images; returns what these have along V, (m, p).
 
         ``sampled``: the images are estimates. What they have along V is then replaced by what is known, (A V)^T new.
         """
@@ -70,13 +70,14 @@ class Subspace:
         across = self.spread.sum(self._images[:, :grown].T @ new)
         self._projected[:grown, old:grown], self._projected[old:grown, :grown] = across, across.T
         self._m = grown
+        return across
 
     def drop(self, columns: int) -> None:
         """Forget the last columns."""
         self._m -= columns
 
-    def ritz(self, p: int) -> Ritz:
-        """The ``p`` leading pairs; rank 0's solution of the small problem counts.
+    def leading(self, p: int) -> tuple[np.ndarray, np.ndarray]:
+        """The ``p`` leading Ritz values and vectors; rank 0's solution of the small problem counts.
 
         Communication
         -------------
@@ -84,9 +85,13 @@ class Subspace:
         """
         projected = self._projected[: self._m, : self._m]
         values, self._rotation = of_rank_0(self.spread.comm, lambda: _descending(projected))
-        vectors = self.basis @ self._rotation[:, :p]
-        residuals = self.images @ self._rotation[:, :p] - vectors * values[:p]
-        return Ritz(values[:p], vectors, residuals, self.spread.sum(residuals.T @ residuals))
+        return values[:p], self.basis @ self._rotation[:, :p]
+
+    def ritz(self, p: int) -> Ritz:
+        """`leading` and what is left of them; where vectors are sliced, collective once more."""
+        values, vectors = self.leading(p)
+        residuals = self.images @ self._rotation[:, :p] - vectors * values
+        return Ritz(values, vectors, residuals, self.spread.sum(residuals.T @ residuals))
 
     def weights(self, last: int, p: int) -> np.ndarray:
         """How the last Ritz vectors, ``p`` of them, are made of the ``last`` columns."""
