@@ -43,7 +43,7 @@ class Spread(Protocol):
         """All parts of (d, k)."""
 
     def random(self, columns: int, seed: int) -> np.ndarray:
-        """This rank's part of a block of numbers between -1/2 and 1/2. Local."""
+        """This rank's part of a normally distributed block. Local."""
 
     def reduced(self, block: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sums over ranks: of a whole ``block`` (d, k), each its part of that, and of ``rest`` (any,), all of that."""
@@ -110,7 +110,7 @@ class Whole:
         return own
 
     def random(self, columns: int, seed: int) -> np.ndarray:
-        return np.random.default_rng([seed, 0]).random((self.d, columns)) - 0.5
+        return np.random.default_rng([seed, 0]).standard_normal((self.d, columns))
 
     def reduced(self, block: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         message = np.concatenate([block.reshape(-1), rest])
@@ -145,7 +145,7 @@ class Slices:
         return result[: self.d]
 
     def random(self, columns: int, seed: int) -> np.ndarray:
-        block = np.random.default_rng([seed, 0, self.comm.rank]).random((self.rows, columns)) - 0.5
+        block = np.random.default_rng([seed, 0, self.comm.rank]).standard_normal((self.rows, columns))
         block[max(0, self.d - self.rows * self.comm.rank) :] = 0
         return block
 
