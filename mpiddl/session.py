@@ -19,7 +19,7 @@ from mpiddl.data import Data, ShardedRows, Task, arrays_data, open_data, sorted_
 from mpiddl.data.draws import generator
 from mpiddl.errors import CheckpointError, UsageError
 from mpiddl.folder import Folder
-from mpiddl.job import Job, read_drop
+from mpiddl.job import Job, read_drop, read_slow
 from mpiddl.layout import DEFAULT_SHARDS, Layout, check_batch, check_branches, shard_count
 from mpiddl.loop import Plan, State, applying
 from mpiddl.memory import FlatBuffer
@@ -168,13 +168,14 @@ def _meet(job: Job, layout: Layout, folder: Folder | None) -> int:
 
 
 def _leaves(job: Job, strategy: Strategy, placement: Placement, rank: int) -> int | None:
-    """Before which of its steps ``rank`` leaves for good, if it does."""
-    dropped = read_drop(job.drop).get(rank)
-    if dropped is None:
+    """Before which of its steps ``rank`` leaves for good, if it does; refuses conditions that the rank cannot be put under."""
+    drop = read_drop(job.drop)
+    for name, ranks in (("slow", read_slow(job.slow)), ("drop", drop)):
+        if placement.serves and rank in ranks:
+            raise UsageError(f"{name}: got rank {rank}, which serves the others, wanted one that works")
+    if rank not in drop:
         return None
-    begin, end = dropped
-    if placement.serves:
-        raise UsageError(f"drop: got rank {rank}, which serves the others, wanted one that works")
+    begin, end = drop[rank]
     if end is None and strategy.lockstep:
         raise UsageError(f"drop: got rank {rank}, gone for good, with {describe(strategy)}, whose ranks step together; "
                          f"wanted a later step at which it is back, {rank}:{begin}:STEP, or a strategy such as ddc-asgd")

@@ -104,7 +104,7 @@ class Watch:
         if self.strategy.replicated:
             return state.params, state.moments
         mean = FlatBuffer(self.model.shapes, state.params.dtype)
-        told = self.strategy.model(self.comm, state.params.flat)
+        told = self.strategy.model(self.comm, state.strategy, state.params.flat)
         mean.flat[:] = self._mean(state.params.flat) if told is None else told
         return mean, {name: self._mean(moment) for name, moment in state.moments.items()}
 

@@ -114,14 +114,15 @@ def test_a_study_that_was_killed_goes_on(study, parts, tmp_path):
 
 
 @pytest.mark.parametrize("line", [b"", b"nonsense", b"\xff", b"null", b"[1]", b'{"settings": 1}',
-                                  b'{"settings": 1, "outcome": 2}', b"[" * 100_000])  # fmt: skip
+                                  b'{"settings": 1, "outcome": 2}', b'{"settings": 1, "outcome": {"second": 1}}',
+                                  b"[" * 100_000])  # fmt: skip
 def test_a_damaged_line_is_passed_over(tmp_path, line):
     file, said = tmp_path / "runs.jsonl", []
-    Journal(file, said.append).add({"run": 1}, {"seconds": 1})
+    Journal(file, said.append, ["seconds"]).add({"run": 1}, {"seconds": 1})
     file.write_bytes(file.read_bytes() + line + b"\n")
-    Journal(file, said.append).add({"run": 2}, {"seconds": 2})
+    Journal(file, said.append, ["seconds"]).add({"run": 2}, {"seconds": 2})
     said.clear()
-    assert len(Journal(file, said.append)) == 2
+    assert len(Journal(file, said.append, ["seconds"])) == 2
     assert said == [f"{file}, line 2: damaged, passed over"] * bool(line)
 
 
@@ -213,6 +214,7 @@ def test_a_process_that_ends_is_told():
     ({"rules": ("asdg",)}, "did you mean 'asgd'"),
     ({"rules": ("local-sgd",)}, "wanted parameter servers"),
     ({"rules": ("asgd:communication=one-sided",)}, "wanted two-sided"),
+    ({"rules": ("asgd:servers=9999999",)}, "wanted at most 64 servers"),
     ({"workers": (1, 8)}, "workers: got 1, wanted 2"),
     ({"patterns": ("slow",)}, "patterns: got 'slow'"),
     ({"seeds": 0}, "seeds: got 0"),

@@ -201,3 +201,8 @@ def test_drop_outs_that_make_no_sense(text):
 def test_ranks_that_cannot_be_gone(strategy, drop, message):
     with pytest.raises(UsageError, match=message):
         mpiddl.train("mlp", "digits", simulate=3, strategy=strategy, drop=drop, **JOB)
+
+
+def test_a_server_cannot_be_slow():
+    with pytest.raises(UsageError, match="slow: got rank 2, which serves the others"):
+        mpiddl.train("mlp", "digits", simulate=3, strategy="asgd", slow="2:3", **JOB)

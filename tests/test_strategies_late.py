@@ -114,34 +114,48 @@ def test_ranks_of_a_node_have_the_same_bits_in_every_step():
 
 @pytest.mark.parametrize("delay", [1, 2, 3])
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_late_gradients_are_those_of_where_momentum_leads(delay, ahead):
+def test_late_gradients_are_those_of_where_own_ones_lead(delay, ahead):
     rate, mu, count = 0.1, 0.8, 12
     rng = np.random.default_rng(3)
-    slopes, at = rng.standard_normal((2, 4)) + 2, []
+    slopes, at = rng.standard_normal((2, 4)) + 2, {}
 
     def program(comm, step):
         apply = applying(SGD(momentum=mu), 0.0)
         replica, strategy = Replica(np.ones(4), {"velocity": np.zeros(4)}, apply), Delayed(delay, ahead)
         state = strategy.init(comm, replica)
         for index in range(count):
-            if comm.rank == 0:
-                at.append(replica.params.copy())
+            at[index, comm.rank] = replica.params.copy()
             combined = strategy.combine(comm, state, slopes[comm.rank] * replica.params, replica, step(index))
             if combined.count:
                 apply(replica.params, combined.grad, replica.moments, rate, 1 / combined.count, index)
             state = strategy.mix(comm, combined.state, replica, step(index))
+        model = strategy.model(comm, state, replica.params)
         strategy.finish(comm, state, replica)
-        return replica.params
+        return replica.params, replica.params if model is None else model
 
-    one, other = steps(program, 2)
-    assert one.tobytes() == other.tobytes()
-    x, velocity = np.ones(4), np.zeros(4)
+    (one, of_one), (other, of_other) = steps(program, 2)
+    assert one.tobytes() == other.tobytes() == of_one.tobytes() == of_other.tobytes()
+    x, velocity, flying = np.ones(4), np.zeros(4), []
     for index in range(count):
-        np.testing.assert_allclose(at[index], x - ahead * rate * sum(mu**power for power in range(1, delay + 1)) * velocity)
-        if index >= delay:
-            velocity = mu * velocity + slopes.mean(axis=0) * at[index - delay]
+        for rank in range(2):
+            there, v = x, velocity
+            for own in flying if ahead else ():
+                v = mu * v + own[rank]
+                there = there - rate * v
+            np.testing.assert_allclose(at[index, rank], there)
+        flying.append([slopes[rank] * at[index, rank] for rank in range(2)])
+        if len(flying) > delay:
+            velocity = mu * velocity + np.mean(flying.pop(0), axis=0)
             x = x - rate * velocity
     np.testing.assert_allclose(one, x)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "nesterov", "adam"])
+@pytest.mark.parametrize("delay", [1, 3])
+def test_alone_it_takes_the_steps_of_allreduce_but_the_last(delay, optimiser):
+    settings = {"optimiser": optimiser, "schedule": "constant", "clip": 0.5}
+    late = on_virtual_ranks(1, Delayed(delay), **settings, max_steps=20 + delay)[0]
+    assert weights(late).tobytes() == weights(on_virtual_ranks(1, AllReduce(), **settings, max_steps=20)[0]).tobytes()
 
 
 @pytest.mark.parametrize("delay", [1, 2, 4])
@@ -156,13 +170,6 @@ def test_a_finished_run_goes_on_where_the_parameters_are(tmp_path, delay):
 def test_room_for_late_sums_is_made_when_it_is_wanted():
     few = mpiddl.train("mlp", "digits", strategy="delayed:delay=1000000000", **{**JOB, "max_steps": 3})
     assert few.summary["steps"] == 0
-
-
-def test_without_momentum_there_is_nothing_to_look_ahead_to():
-    settings = {**JOB, "optimiser": "sgd"}
-    one, other = (virtual.run(2, lambda comm, ahead=ahead: mpiddl.train("mlp", "digits", comm=comm, strategy=Delayed(2, ahead),
-                                                                        **settings)) for ahead in (0, 1))  # fmt: skip
-    assert weights(one[0]).tobytes() == weights(other[0]).tobytes()
 
 
 @pytest.mark.mpi

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ class Journal:
         Made when the first outcome comes.
     say : callable
         Is told of damaged lines.
+    wanted : names that every outcome has
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None]):
-        self.path, self._say = path, say
+    def __init__(self, path: Path, say: Callable[[str], None], wanted: Iterable[str] = ()):
+        self.path, self._say, self._wanted = path, say, frozenset(wanted)
         self._found: dict[str, dict[str, Any]] = {}
         self._bytes = self._lines = 0
         self.refresh(to_the_end=True)
@@ -67,7 +68,10 @@ class Journal:
     def _take(self, text: bytes, number: int) -> None:
         try:
             line = json.loads(text)
-            self._found[_key(line["settings"])] = {**line["outcome"]}
+            outcome = {**line["outcome"]}
+            if missing := self._wanted - outcome.keys():
+                raise KeyError(missing)
+            self._found[_key(line["settings"])] = outcome
         except (ValueError, TypeError, KeyError, RecursionError):
             self._say(f"{self.path}, line {number}: damaged, passed over")
 

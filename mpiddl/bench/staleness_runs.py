@@ -41,6 +41,9 @@ VALIDATION = 0.1
 SHARDS = 64
 """At least; what a multiple of 2, 4, ..., 32 workers holds evenly."""
 
+OUTCOME = "diverged", "validation_accuracy", "test_accuracy", "delay", "seconds", "cpu_seconds"
+"""What is kept of a run."""
+
 ONE_THREAD = threads.Threads(1, 1, "a process")
 
 
@@ -118,6 +121,8 @@ def read_rule(text: str) -> ParameterServer:
         raise UsageError(f"rules: got {text!r}, wanted parameter servers such as asgd or ddc-asgd")
     if rule.communication == ONE_SIDED:
         raise UsageError(f"rules: got {text!r}, wanted two-sided communication: time is simulated")
+    if rule.servers > SHARDS:
+        raise UsageError(f"rules: got {text!r}, wanted at most {SHARDS} servers")
     return rule
 
 

@@ -85,7 +85,7 @@ def staleness(data: str, jobs: int, results: Path, only: bool, path: Path | None
     from mpiddl.bench import staleness_rows
     from mpiddl.bench.journal import Journal
     from mpiddl.bench.output import check_files, write
-    from mpiddl.bench.staleness_runs import Runner
+    from mpiddl.bench.staleness_runs import OUTCOME, Runner
     from mpiddl.disk import check_writable
     from mpiddl.request import search_path
     from mpiddl.threads import cores
@@ -101,7 +101,7 @@ def staleness(data: str, jobs: int, results: Path, only: bool, path: Path | None
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    journal, runner = Journal(results, say), Runner(data, search_path(os.environ))
+    journal, runner = Journal(results, say, OUTCOME), Runner(data, search_path(os.environ))
     try:
         rows = (module.rows(study, runner, journal) if only else
                 module.run(study, runner, journal, jobs or len(cores().ids), say))

@@ -1,36 +1,38 @@
-"""Where the parameters will be when a gradient arrives that is late: after as many steps in which momentum alone moves them.
+"""Where the parameters will be when a gradient arrives that is late, as far as a rank can tell.
 
-A gradient that is computed there, and not where the parameters are, is late only by what other gradients do meanwhile. With
-plain SGD that is the same place.
-Source: weight prediction, Chen, Yang & Cheng 2018, arXiv:1809.02839 (SpecTrain), for pipelines of layers; Hakimi et al. 2019,
-arXiv:1907.11612 (DANA), for parameter servers. Interpretation: the optimiser itself is asked, with gradients of zero, so that
-any one will do.
-Cost: nothing is sent; ``steps`` updates of a copy of the moments.
+Between them and what is known stand the steps whose gradients are still on their way to all ranks. This rank has its own part
+of each: it takes these steps with that in the place of the mean. What it computes there is late by nothing but the difference
+of its own gradients and the mean, which is noise, and has mean zero over the ranks. Alone it is late by nothing.
+Source: a rank's own gradient in the place of the mean until that arrives, Zhou et al. 2020, arXiv:2006.00441 (DaSGD), there
+with parameters that are averaged late. Interpretation: the optimiser itself takes the steps, on a copy of its moments, so that
+any one will do; what is guessed is never kept.
+Cost: nothing is sent; an update of the parameters for each step on the way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from mpiddl.memory import aligned_zeros
 from mpiddl.strategies.base import Replica
 from mpiddl.transport.base import Comm
 
 
 class Ahead:
-    """Moves parameters ahead; keeps the memory that this takes, for one size and dtype."""
+    """Moves parameters ahead; keeps the memory that this takes."""
 
-    def __init__(self, size: int, dtype: np.dtype):
-        self._nothing = aligned_zeros(size, dtype)
+    def __init__(self) -> None:
         self._moments: dict[str, np.ndarray] = {}
         self.freed = False
 
-    def __call__(self, replica: Replica, steps: int, rate: float, updates: int) -> None:
-        """Move ``replica.params`` by ``steps`` updates at that rate, the moments having seen ``updates``; these stay."""
+    def __call__(self, replica: Replica, gradients: Iterable[tuple[np.ndarray, int]], rate: float, updates: int) -> None:
+        """Move ``replica.params`` by updates at that rate with sums of gradients, each of so many samples; the moments, which
+        have seen ``updates``, stay as they are."""
         for name, moment in replica.moments.items():
             np.copyto(self._moments.setdefault(name, np.empty_like(moment)), moment)
-        for later in range(steps):
-            replica.apply(replica.params, self._nothing, self._moments, rate, 1.0, updates + later)
+        for later, (grad, count) in enumerate(gradients):
+            replica.apply(replica.params, grad, self._moments, rate, 1 / max(count, 1), updates + later)
 
     def Free(self) -> None:
         """Local."""
@@ -39,4 +41,4 @@ class Ahead:
 
 def ahead(comm: Comm, size: int, dtype: np.dtype) -> Ahead:
     """The one of ``comm``; made at the first call."""
-    return comm.kept(("ahead", size, dtype), lambda: Ahead(size, dtype))
+    return comm.kept(("ahead", size, dtype), Ahead)

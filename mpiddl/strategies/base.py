@@ -206,7 +206,7 @@ class Strategy:
         """Exchange parameters after the update, in place; returns the state."""
         return state
 
-    def model(self, comm: Comm, params: np.ndarray) -> np.ndarray | None:
+    def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray | None:
         """The one model of ranks that are not replicated, ``params`` being this one's; None: the mean of theirs. Collective."""
         return None
 

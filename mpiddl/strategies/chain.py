@@ -63,8 +63,9 @@ class Chain(Strategy):
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
         return [member.mix(comm, its, replica, step) for member, its in zip(self.members, state, strict=True)]
 
-    def model(self, comm: Comm, params: np.ndarray) -> np.ndarray | None:
-        return next((found for member in self.members if (found := member.model(comm, params)) is not None), None)
+    def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray | None:
+        told = (member.model(comm, its, params) for member, its in zip(self.members, state, strict=True))
+        return next((found for found in told if found is not None), None)
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
         for member, its in zip(self.members, state, strict=True):

@@ -1,13 +1,15 @@
 """Delayed gradients: what is computed in step t is applied in step t + delay, its all-reduce hidden behind the steps between.
 
-A gradient is computed where momentum alone will have brought the parameters when it is applied (`mpiddl.strategies.ahead`),
-unless ``ahead`` is 0.
+A gradient is computed where this rank's own part of those that are on their way leads (`mpiddl.strategies.ahead`), unless
+``ahead`` is 0: then where the last one that has arrived has left the parameters.
 Cost a step: 2 (N-1)/N V sent by a node, N nodes, as `allreduce`, but a step takes the longer of computing and communicating
-rather than both; ``delay`` + 1 buffers of V bytes, and to look ahead two more and a copy of the moments.
+rather than both; ``delay`` + 1 buffers of V bytes; to look ahead as many again, a copy of parameters and moments, and ``delay``
+local updates.
 Sources: Langford, Smola & Zinkevich, NIPS 2009, arXiv:0911.0491, algorithm 1; as a pipeline of all-reduces, Li et al., NeurIPS
 2018, arXiv:1811.03619 (Pipe-SGD, whose K is delay + 1); looking ahead is ours in this place.
 Interpretation: the first ``delay`` steps update nothing, and the last ``delay`` gradients are given up, as in the sources.
-Laws: with delay 0 it is `allreduce`, bit for bit where that sums in the same way; with plain SGD looking ahead changes nothing.
+Laws: with delay 0 it is `allreduce`, bit for bit where that sums in the same way; on one rank, looking ahead, it takes the
+steps of `allreduce` but the last ``delay``, bit for bit at a constant rate.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from mpiddl.transport.base import IN_PLACE, Comm
 class Delayed(Strategy):
     """Apply sums of gradients ``delay`` steps late, computed ahead (1) or not.
 
-    State: the sums in flight, oldest first, each with its samples; the parameters, where those to compute with are others.
+    State: the sums in flight, oldest first, each with its samples, and this rank's part of them; the parameters, where those to
+    compute with are others.
     """
 
     delay: int = 1
@@ -40,6 +43,7 @@ class Delayed(Strategy):
             raise UsageError(f"delay: got {self.delay}, wanted a number of steps, 0 or more")
         if self.ahead not in (0, 1):
             raise UsageError(f"ahead: got {self.ahead}, wanted 0 or 1")
+        object.__setattr__(self, "replicated", not (self.ahead and self.delay))
 
     def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
         trouble = self._late(comm, size, dtype).trouble if self.delay else ""
@@ -58,21 +62,29 @@ class Delayed(Strategy):
             allreduce(comm, IN_PLACE, grad)
             return Combined(grad, step.total, state)
         sums = self._late(comm, grad.size, grad.dtype)
-        flight = [*state["flight"], {"sum": sums.start(grad), "count": step.total}]
+        flying: dict[str, Any] = {"sum": sums.start(grad), "count": step.total}
+        flight = [*state["flight"], flying]
+        oldest = flight.pop(0) if len(flight) > self.delay else None
+        if self.ahead:
+            own = oldest["own"] if oldest else np.empty_like(grad)
+            own[:] = grad
+            flying |= {"own": own, "own count": step.count}
         if "params" in state:
             replica.params[:] = state["params"]
-        if len(flight) <= self.delay:
-            return Combined(grad, 0, {**state, "flight": flight})
-        oldest, *younger = flight
-        return Combined(sums.wait(oldest["sum"]), oldest["count"], {**state, "flight": younger})
+        state = {**state, "flight": flight}
+        return Combined(sums.wait(oldest["sum"]), oldest["count"], state) if oldest else Combined(grad, 0, state)
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
-        updates = step.index + 1 - self.delay
-        if not (self.ahead and self.delay and replica.moments and updates > 0):
+        if not (self.ahead and self.delay):
             return state
         state.setdefault("params", np.empty_like(replica.params))[:] = replica.params
-        ahead(comm, replica.params.size, replica.params.dtype)(replica, self.delay, step.rate, updates)
+        own = [(flying["own"], flying["own count"]) for flying in state["flight"]]
+        updates = max(0, step.index + 1 - self.delay)
+        ahead(comm, replica.params.size, replica.params.dtype)(replica, own, step.rate, updates)
         return state
+
+    def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray | None:
+        return state.get("params")
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
         for flying in state["flight"]:

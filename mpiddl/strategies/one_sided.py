@@ -75,7 +75,7 @@ class OneSided(Strategy):
         state["serves"] = store.saved()
         return Combined(grad, 0, state, updates=state["pulled"][0] // comm.size - done, meet=meet)
 
-    def model(self, comm: Comm, params: np.ndarray) -> np.ndarray:
+    def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray:
         """What each has pulled: where this is asked all have pulled the same."""
         return params
 

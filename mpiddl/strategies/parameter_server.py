@@ -147,10 +147,10 @@ class ParameterServer(Strategy):
         if comm.rank >= workers:  # those that the time limit has ended before
             while len(state["left"]) < workers:
                 self._next(comm, state, replica, np.empty_like(replica.params), budget=0)
-        replica.params[:] = self.model(comm, replica.params)
+        replica.params[:] = self.model(comm, state, replica.params)
         state["delays"] = comm.bcast(state.get("delays"), workers)
 
-    def model(self, comm: Comm, params: np.ndarray) -> np.ndarray:
+    def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray:
         """Each server's shard."""
         whole = params.copy()
         for number in range(self.serving):
