@@ -29,7 +29,7 @@ ONE_LARGE_NODE: dict[str, Steps] = {"allreduce": ((256 << 10, "two-step"),)}
 ACROSS: dict[str, dict[str, Steps]] = {
     "Open MPI": {
         "allreduce": ((16 << 10, "two-step-leader"), (64 << 10, "two-step")),
-        "bcast": ((24 << 10, "chain"),),
+        "bcast": ((12 << 10, "chain"),),
         "allgather": ((512 << 10, "ring"),),
         "reduce_scatter": ((48 << 10, "ring"),),
     },
