@@ -44,7 +44,7 @@ class State:
 
     @property
     def replica(self) -> Replica:
-        return Replica(self.params.flat, self.moments, self.apply, self.rate, self.begun)
+        return Replica(self.params.flat, self.moments, self.apply, self.rate, self.begun, self.updates)
 
 
 class Rows(Protocol):

@@ -80,13 +80,14 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
         optimiser = request.optimiser if is_object(request.optimiser) else make_optimiser(job)
         layout = _layout(job, data, link.size, earlier)
         placement = strategy.placement(layout.shards, link.rank, link.size)
-        leaves = _leaves(job, strategy, placement, link.rank)
+        _check_conditions(job, strategy, placement, link.rank)
         rows = ShardedRows(data.train, layout, placement.shards, job.seed, job.dtype)
         test = _share_of_test(data, control, job)
     with limited_threads(control, 1 if job.reproducible else job.threads, os.environ) as (share, thread_note):
         if job.threads and isinstance(model, MLP) and not is_object(request.model):
             model = replace(model, threads=share)  # only when asked: small products lose by being shared
-        plan = replace(_plan(job, placement, rows, layout, strategy), meet=_meet(job, layout, folder), leaves=leaves)
+        plan = replace(_plan(job, placement, rows, layout, strategy), meet=_meet(job, layout, folder),
+                       leaves=_leaves(job, link.rank))
         about = _about(job, strategy, model, data, layout, control)
         with agreed(control):
             if folder and control.rank == 0:
@@ -109,7 +110,7 @@ def dry_run(control: Any, request: Request) -> str:
         shapes = model.shapes
         placements = [strategy.placement(layout.shards, rank, control.size) for rank in range(control.size)]
         for rank, placement in enumerate(placements):
-            _leaves(job, strategy, placement, rank)
+            _check_conditions(job, strategy, placement, rank)
     lines = [f"{name:<16} {','.join(map(str, value)) if isinstance(value, list) else value}" for name, value in
              job.as_dict().items()]
     size = sum(prod(shape) for shape in shapes.values())
@@ -167,18 +168,21 @@ def _meet(job: Job, layout: Layout, folder: Folder | None) -> int:
     return job.checkpoint_every or layout.steps_per_epoch if folder or job.validation else 0
 
 
-def _leaves(job: Job, strategy: Strategy, placement: Placement, rank: int) -> int | None:
-    """Before which of its steps ``rank`` leaves for good, if it does; refuses conditions that the rank cannot be put under."""
+def _check_conditions(job: Job, strategy: Strategy, placement: Placement, rank: int) -> None:
+    """Raise a `UsageError` for conditions that ``rank`` cannot be put under."""
     drop = read_drop(job.drop)
     for name, ranks in (("slow", read_slow(job.slow)), ("drop", drop)):
         if placement.serves and rank in ranks:
             raise UsageError(f"{name}: got rank {rank}, which serves the others, wanted one that works")
-    if rank not in drop:
-        return None
-    begin, end = drop[rank]
+    begin, end = drop.get(rank, (0, 0))
     if end is None and strategy.lockstep:
         raise UsageError(f"drop: got rank {rank}, gone for good, with {describe(strategy)}, whose ranks step together; "
                          f"wanted a later step at which it is back, {rank}:{begin}:STEP, or a strategy such as ddc-asgd")
+
+
+def _leaves(job: Job, rank: int) -> int | None:
+    """Before which of its steps ``rank`` leaves for good, if it does."""
+    begin, end = read_drop(job.drop).get(rank, (0, 0))
     return begin if end is None else None
 
 

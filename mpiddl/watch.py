@@ -88,10 +88,12 @@ class Watch:
         step = max(self.comm.allgather(self.plan.done(state)))
         counts = {"index": state.index, "updates": state.updates}
         common = counts if self.strategy.lockstep else {"index": step, "updates": step}
-        replicated = self.strategy.replicated
         self.check_replicas(state)
-        params, moments = self.consensus(state)
-        own = {} if replicated else {"params": state.params.flat, **{f"moment.{k}": v for k, v in state.moments.items()}}
+        params, moments = self.consensus(state), state.moments
+        own = {} if params is state.params else {"params": state.params.flat}
+        if not self.strategy.replicated:
+            own |= {f"moment.{name}": moment for name, moment in moments.items()}
+            moments = {name: self._mean(moment) for name, moment in moments.items()}
         return checkpoint.save(
             self.comm, self.checkpoints, step, params.views, moments, own,
             {**counts, "strategy": None if finished else state.strategy},
@@ -99,14 +101,16 @@ class Watch:
             self.job.keep,
         )
 
-    def consensus(self, state: State) -> tuple[FlatBuffer, dict[str, np.ndarray]]:
-        """The one model that the ranks stand for: theirs if they share it, else what their strategy says. Collective."""
-        if self.strategy.replicated:
-            return state.params, state.moments
-        mean = FlatBuffer(self.model.shapes, state.params.dtype)
+    def consensus(self, state: State) -> FlatBuffer:
+        """The one model that the ranks stand for: what their strategy says, else theirs if they share it. Collective."""
         told = self.strategy.model(self.comm, state.strategy, state.params.flat)
-        mean.flat[:] = self._mean(state.params.flat) if told is None else told
-        return mean, {name: self._mean(moment) for name, moment in state.moments.items()}
+        if told is None:
+            if self.strategy.replicated:
+                return state.params
+            told = self._mean(state.params.flat)
+        model = FlatBuffer(self.model.shapes, state.params.dtype)
+        model.flat[:] = told
+        return model
 
     def _mean(self, array: np.ndarray) -> np.ndarray:
         total = array.copy()
@@ -117,7 +121,7 @@ class Watch:
         """Measure on the validation rows; True if the target is reached. Collective."""
         if not self.job.validation:
             return False
-        found = evaluate_rows(self.comm, self.model, self.consensus(state)[0], self.validation())
+        found = evaluate_rows(self.comm, self.model, self.consensus(state), self.validation())
         if not found.count:
             return False
         line = {
@@ -149,7 +153,7 @@ class Watch:
         """Raise a `MismatchError` on every rank if ranks that should hold the same bits do not. Collective."""
         if not self.strategy.replicated:
             return
-        mine = zlib.crc32(state.params.flat.data)
+        mine = zlib.crc32(self.consensus(state).flat.data)
         for moment in state.moments.values():
             mine = zlib.crc32(moment.data, mine)
         everyone = self.comm.allgather(mine)

@@ -17,7 +17,7 @@ from mpiddl.transport import virtual
 pytestmark = pytest.mark.no_mpi
 
 JOB = {"epochs": 3, "batch": 60, "rate": 0.02, "log_every": 7, "quiet": True, "dtype": "float64"}
-ALL = [AllReduce(), LocalSGD(3), Bucketed(), Delayed(2), Hierarchical(4, 2), Served(), Gossip(), chain(Delayed(1), LocalSGD(4))]
+ALL = [AllReduce(), LocalSGD(3), Bucketed(), Delayed(2), Hierarchical(4, 2), Served(), Gossip(), chain(LocalSGD(4), Delayed(1))]
 
 
 def weights(result):

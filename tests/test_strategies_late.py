@@ -7,10 +7,11 @@ import pytest
 from test_strategies_clients import JOB, distance, on_virtual_ranks, weights
 
 import mpiddl
+from mpiddl import checkpoint
 from mpiddl.errors import UsageError
 from mpiddl.loop import applying
 from mpiddl.optim import SGD
-from mpiddl.strategies import AllReduce, Delayed, Hierarchical, LocalSGD, Replica, Step, make_strategy
+from mpiddl.strategies import AllReduce, Delayed, Hierarchical, LocalSGD, Replica, Step, chain, make_strategy
 from mpiddl.topology import neighbours
 from mpiddl.transport import virtual
 
@@ -165,6 +166,32 @@ def test_a_finished_run_goes_on_where_the_parameters_are(tmp_path, delay):
     done = first.summary["steps"] + delay  # the first update nothing
     longer = on_virtual_ranks(2, **settings, max_steps=done + delay, resume=True)[0]
     assert weights(longer).tobytes() == weights(first).tobytes()
+
+
+def test_a_run_that_goes_on_delayed_counts_the_updates_that_were(tmp_path):
+    settings = {"optimiser": "adam", "schedule": "constant", "rate": 0.01}
+    on_virtual_ranks(1, AllReduce(), **settings, out=tmp_path, max_steps=2)
+    late = on_virtual_ranks(1, Delayed(3), **settings, out=tmp_path, max_steps=11, resume=True)[0]
+    assert weights(late).tobytes() == weights(on_virtual_ranks(1, AllReduce(), **settings, max_steps=8)[0]).tobytes()
+
+
+def test_nothing_mixes_what_is_a_guess():
+    with pytest.raises(UsageError, match="before others, which would mix parameters that are a guess"):
+        chain(Delayed(1), LocalSGD(4))
+    chain(LocalSGD(4), Delayed(1))
+    chain(Delayed(1, ahead=0), LocalSGD(4))
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_a_checkpoint_in_between_holds_what_has_arrived(tmp_path, size):
+    settings = {"strategy": Delayed(2), "optimiser": "nesterov", "schedule": "constant"}
+    on_virtual_ranks(size, **settings, out=tmp_path, max_steps=9, epochs=2, checkpoint_every=7)
+    saved = checkpoint.load(min((tmp_path / "checkpoints").iterdir()))
+    assert saved.manifest["index"] == 7
+    there = on_virtual_ranks(size, **settings, max_steps=7)[0]
+    assert saved.model.keys() == there.params.keys()
+    for name, value in there.params.items():
+        np.testing.assert_array_equal(saved.model[name], value)
 
 
 def test_room_for_late_sums_is_made_when_it_is_wanted():

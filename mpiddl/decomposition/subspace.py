@@ -58,7 +58,8 @@ class Subspace:
         return float(self._projected.diagonal()[: self._m].sum())
 
     def extend(self, new: np.ndarray, images: np.ndarray, sampled: bool = False) -> np.ndarray:
-        """Take in more columns, orthogonal to the others, and their images; returns what these have along V, (m, p).
+        """Take in more columns, orthogonal to the others, and their images; returns (A V)^T new, (m, p), which is what the
+        images have along V.
 
         ``sampled``: the images are estimates. What they have along V is then replaced by what is known, (A V)^T new.
         """

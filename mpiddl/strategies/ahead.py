@@ -2,7 +2,8 @@
 
 Between them and what is known stand the steps whose gradients are still on their way to all ranks. This rank has its own part
 of each: it takes these steps with that in the place of the mean. What it computes there is late by nothing but the difference
-of its own gradients and the mean, which is noise, and has mean zero over the ranks. Alone it is late by nothing.
+of its own gradients and the mean, which is noise where rows are well mixed, and adds up to zero over the ranks where their
+batches are of equal size. Alone it is late by nothing.
 Source: a rank's own gradient in the place of the mean until that arrives, Zhou et al. 2020, arXiv:2006.00441 (DaSGD), there
 with parameters that are averaged late. Interpretation: the optimiser itself takes the steps, on a copy of its moments, so that
 any one will do; what is guessed is never kept.
@@ -26,13 +27,15 @@ class Ahead:
         self._moments: dict[str, np.ndarray] = {}
         self.freed = False
 
-    def __call__(self, replica: Replica, gradients: Iterable[tuple[np.ndarray, int]], rate: float, updates: int) -> None:
-        """Move ``replica.params`` by updates at that rate with sums of gradients, each of so many samples; the moments, which
-        have seen ``updates``, stay as they are."""
+    def __call__(self, replica: Replica, gradients: Iterable[tuple[np.ndarray, int]], rate: float) -> None:
+        """Move ``replica.params`` by updates at that rate with sums of gradients, each of so many samples; the moments stay as
+        they are."""
         for name, moment in replica.moments.items():
-            np.copyto(self._moments.setdefault(name, np.empty_like(moment)), moment)
+            if name not in self._moments:
+                self._moments[name] = np.empty_like(moment)
+            np.copyto(self._moments[name], moment)
         for later, (grad, count) in enumerate(gradients):
-            replica.apply(replica.params, grad, self._moments, rate, 1 / max(count, 1), updates + later)
+            replica.apply(replica.params, grad, self._moments, rate, 1 / max(count, 1), replica.updates + later)
 
     def Free(self) -> None:
         """Local."""

@@ -85,14 +85,16 @@ class Replica:
     ``replica.params += x`` and ``replica.params[:] = x`` change them; ``replica.params = x`` would not, and is refused.
     ``replica.apply(params, grad, moments, rate, scale, step)`` takes a step of the run's optimiser on any such arrays, the
     gradient being clipped as the run wants it. ``replica.rate(steps)`` is the learning rate after so many steps of the run,
-    ``replica.begun`` how many steps a run that is continued had taken before.
+    ``replica.begun`` how many steps a run that is continued had taken before, ``replica.updates`` how many updates its moments
+    have seen.
     """
 
-    __slots__ = ("_params", "apply", "begun", "moments", "rate")
+    __slots__ = ("_params", "apply", "begun", "moments", "rate", "updates")
 
     def __init__(self, params: np.ndarray, moments: dict[str, np.ndarray], apply: Callable[..., None] = _nobody,
-                 rate: Callable[[float], float] = _nobody, begun: int = 0):
-        self._params, self.moments, self.apply, self.rate, self.begun = params, moments, apply, rate, begun
+                 rate: Callable[[float], float] = _nobody, begun: int = 0, updates: int = 0):
+        self._params, self.moments, self.apply, self.rate = params, moments, apply, rate
+        self.begun, self.updates = begun, updates
 
     @property
     def params(self) -> np.ndarray:
@@ -144,7 +146,9 @@ class Pending:
 class Strategy:
     """The identity in every function; see the module's text for when each is called.
 
-    replicated : after `mix` the parameters and moments are the same bits on every rank (checked at each checkpoint).
+    replicated : after `mix` the parameters, or what `model` says, and the moments are the same bits on every rank (checked at
+        each checkpoint).
+    guesses : between steps parameters are a guess at what is not known yet, which nobody else may change.
     lockstep : all ranks take the same steps together, so that the loop may communicate between steps (validation,
         checkpoints, time limits) without holding anybody up.
     sums_gradients : every step applies the sum of all ranks' gradients and nothing else is exchanged, so that any other
@@ -154,6 +158,7 @@ class Strategy:
     """
 
     replicated: bool = True
+    guesses: bool = False
     lockstep: bool = True
     sums_gradients: bool = False
     by_shard: bool = False
@@ -207,7 +212,7 @@ class Strategy:
         return state
 
     def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray | None:
-        """The one model of ranks that are not replicated, ``params`` being this one's; None: the mean of theirs. Collective."""
+        """The one model that ranks stand for, ``params`` being this one's; None: the mean of theirs. Collective."""
         return None
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:

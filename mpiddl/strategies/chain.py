@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
+from mpiddl.errors import UsageError
+from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy, describe
 from mpiddl.transport.base import Comm
 
 
@@ -15,6 +16,10 @@ class Chain(Strategy):
     """``chain(a, b)`` behaves as a, then b. The first member places shards and gradient; any of them may stop the rank."""
 
     def __init__(self, *members: Strategy):
+        for member in members[:-1]:
+            if member.guesses:
+                raise UsageError(f"chain: got {describe(member)} before others, which would mix parameters that are a guess; "
+                                 "wanted it last, or one that does not look ahead")
         self.members = members
         self.replicated = all(member.replicated for member in members)
         self.lockstep = all(member.lockstep for member in members)

@@ -3,7 +3,7 @@
 A gradient is computed where this rank's own part of those that are on their way leads (`mpiddl.strategies.ahead`), unless
 ``ahead`` is 0: then where the last one that has arrived has left the parameters.
 Cost a step: 2 (N-1)/N V sent by a node, N nodes, as `allreduce`, but a step takes the longer of computing and communicating
-rather than both; ``delay`` + 1 buffers of V bytes; to look ahead as many again, a copy of parameters and moments, and ``delay``
+rather than both; ``delay`` + 1 buffers of V bytes; to look ahead ``delay`` more, copies of parameters and moments, and as many
 local updates.
 Sources: Langford, Smola & Zinkevich, NIPS 2009, arXiv:0911.0491, algorithm 1; as a pipeline of all-reduces, Li et al., NeurIPS
 2018, arXiv:1811.03619 (Pipe-SGD, whose K is delay + 1); looking ahead is ours in this place.
@@ -43,7 +43,7 @@ class Delayed(Strategy):
             raise UsageError(f"delay: got {self.delay}, wanted a number of steps, 0 or more")
         if self.ahead not in (0, 1):
             raise UsageError(f"ahead: got {self.ahead}, wanted 0 or 1")
-        object.__setattr__(self, "replicated", not (self.ahead and self.delay))
+        object.__setattr__(self, "guesses", bool(self.ahead and self.delay))
 
     def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
         trouble = self._late(comm, size, dtype).trouble if self.delay else ""
@@ -75,12 +75,13 @@ class Delayed(Strategy):
         return Combined(sums.wait(oldest["sum"]), oldest["count"], state) if oldest else Combined(grad, 0, state)
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
-        if not (self.ahead and self.delay):
+        if not self.guesses:
             return state
-        state.setdefault("params", np.empty_like(replica.params))[:] = replica.params
+        if "params" not in state:
+            state["params"] = np.empty_like(replica.params)
+        state["params"][:] = replica.params
         own = [(flying["own"], flying["own count"]) for flying in state["flight"]]
-        updates = max(0, step.index + 1 - self.delay)
-        ahead(comm, replica.params.size, replica.params.dtype)(replica, own, step.rate, updates)
+        ahead(comm, replica.params.size, replica.params.dtype)(replica, own, step.rate)
         return state
 
     def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray | None:
