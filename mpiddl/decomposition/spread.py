@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
-from zlib import crc32
 
 import numpy as np
 
 from mpiddl.collectives import allgather, allreduce, reduce_scatter
+from mpiddl.kernels.checksum import checksum
 from mpiddl.transport.base import IN_PLACE
 
 SLICED_FROM = 1 << 17
@@ -73,6 +73,10 @@ def spread_for(comm: Any, d: int, columns: int) -> Spread:
     return Slices(comm, d) if comm.size > 1 and d * columns >= SLICED_FROM else Whole(comm, d)
 
 
+def _checksum(block: np.ndarray) -> int:
+    return int(checksum(np.ascontiguousarray(block).reshape(-1).view(np.uint64)))
+
+
 class Whole:
     """Every rank has everything, and works on it as the others do."""
 
@@ -87,7 +91,7 @@ class Whole:
 
     def same(self, block: np.ndarray) -> np.ndarray:
         # What is left of a direction after projections may be mostly rounding: a last bit's difference would grow with it.
-        if self.comm.size == 1 or len(set(self.comm.allgather((block.shape, crc32(np.ascontiguousarray(block).data))))) == 1:
+        if self.comm.size == 1 or len(set(self.comm.allgather((block.shape, _checksum(block))))) == 1:
             return block
         return self.comm.bcast(block)
 
