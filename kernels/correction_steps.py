@@ -9,8 +9,8 @@ R = C W - W theta is exact, and C_b multiplies only the small D: as D tends to i
 from __future__ import annotations
 
 from .jit import inlined, kernel
-from .lanes import base, lanes_of, size_of
-from .normal_product import BLOCK, add_normal, panel_vectors
+from .lanes import base, size_of, unit_of
+from .normal_product import BLOCK, add_normal, panel_units
 from .thin import HEIGHT, thin_columns, thin_rows
 
 _HEIGHTS = (0, *HEIGHT.values())
@@ -26,7 +26,7 @@ def correction_steps(x, weights, mean, groups, rate, values, residual, w, every,
     """One step for each line of `groups`, which says where its groups of BLOCK adjacent rows begin; in place on `block`.
 
     x (n, d), mean (d,), values (k,), residual, w and block (d, k) and `scratch` (`steps_scratch`) are C-contiguous and of one
-    float dtype; k is a multiple of the lanes. weights (n,), or empty: ones. sums (k,) is float64 scratch. `block` is made
+    float dtype; k is a multiple of the lanes of a unit. weights (n,), or empty: ones. sums (k,) is float64 scratch. `block` is made
     orthogonal to `w` after `every` steps and at the end.
     """
     d, k = block.shape
@@ -58,15 +58,15 @@ def correction_steps(x, weights, mean, groups, rate, values, residual, w, every,
 def _add_batch(x, weights, starts, block, start, image, sums, scratch):
     """image += X_b^T (X_b block + start), group after group of rows; returns their weight."""
     n, d = x.shape
-    k, lanes, mass = block.shape[1], lanes_of(x), 0.0
+    k, lanes, mass = block.shape[1], unit_of(x), 0.0
     for g in range(starts.size):
         top, bottom, left = starts[g], min(n, starts[g] + BLOCK), 0
         ahead = base(x) + size_of(x) * starts[min(g + 1, starts.size - 1)] * d
         while left < k:
-            vectors = panel_vectors(k - left, lanes)
+            units = panel_units(k - left, lanes)
             place = base(image) + size_of(x) * left
-            add_normal(x, block, start, weights, place, sums, scratch, top, bottom, left, vectors, ahead if left == 0 else 0)
-            left += vectors * lanes
+            add_normal(x, block, start, weights, place, sums, scratch, top, bottom, left, units, ahead if left == 0 else 0)
+            left += units * lanes
         for i in range(top, bottom):
             mass += weights[i] if weights.size else 1
     return mass
@@ -76,26 +76,26 @@ def _add_batch(x, weights, starts, block, start, image, sums, scratch):
 def _project(w, block, inner):
     """block -= w (w^T block)."""
     d, k = block.shape
-    lanes, size = lanes_of(block), size_of(block)
+    lanes, size = unit_of(block), size_of(block)
     inner[:] = 0
     left = 0
     while left < k:
-        vectors = panel_vectors(k - left, lanes)
-        height = _HEIGHTS[vectors]
+        units = panel_units(k - left, lanes)
+        height = _HEIGHTS[units]
         for r in range(0, k, height):
             place = base(inner) + size * (r * k + left)
             rows = min(height, k - r)
-            thin_columns(block, vectors, base(w) + size * r, k, base(block) + size * left, k, place, k, place, k, d, rows)
-        left += vectors * lanes
+            thin_columns(block, units, base(w) + size * r, k, base(block) + size * left, k, place, k, place, k, d, rows)
+        left += units * lanes
     for r in range(k):
         for c in range(k):
             inner[r, c] = -inner[r, c]
     left = 0
     while left < k:
-        vectors = panel_vectors(k - left, lanes)
-        height = _HEIGHTS[vectors]
+        units = panel_units(k - left, lanes)
+        height = _HEIGHTS[units]
         for j in range(0, d, height):
             place = base(block) + size * (j * k + left)
             rows = min(height, d - j)
-            thin_rows(block, vectors, base(w) + size * j * k, k, base(inner) + size * left, k, place, k, place, k, k, rows)
-        left += vectors * lanes
+            thin_rows(block, units, base(w) + size * j * k, k, base(inner) + size * left, k, place, k, place, k, k, rows)
+        left += units * lanes

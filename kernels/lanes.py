@@ -31,6 +31,12 @@ def _registers() -> tuple[int, int]:
 
 WIDTH, REGISTERS = _registers()
 
+HALVING = ("znver4",)
+"""Processors that work on a vector of 512 bits in two halves: half of one costs half as much."""
+
+UNIT = WIDTH // 2 if WIDTH == 64 and (config.CPU_NAME or binding.get_host_cpu_name()) in HALVING else WIDTH
+"""Bytes of the smallest vector that is worth less than a whole one."""
+
 
 class Lanes:
     """Vectors of one element type, written through one builder.
@@ -159,6 +165,13 @@ def base(typing, array):
 def lanes_of(typing, array):
     """How many elements of `array` a vector holds, as a constant: dividing by it is then a shift."""
     lanes = WIDTH * 8 // array.dtype.bitwidth
+    return types.int64(array), lambda context, builder, signature, arguments: INT64(lanes)
+
+
+@intrinsic
+def unit_of(typing, array):
+    """How many elements of `array` a `UNIT` holds, as a constant."""
+    lanes = UNIT * 8 // array.dtype.bitwidth
     return types.int64(array), lambda context, builder, signature, arguments: INT64(lanes)
 
 

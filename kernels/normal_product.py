@@ -10,12 +10,12 @@ from __future__ import annotations
 from numba.extending import register_jitable
 
 from .jit import inlined, kernel
-from .lanes import WIDTH, base, lanes_of, size_of
+from .lanes import UNIT, base, size_of, unit_of
 from .row_moments import ROWS, row_moments
 from .thin import HEIGHT, fetch, thin_columns, thin_rows
 
 _HEIGHTS = (0, *HEIGHT.values())
-MOST_VECTORS = max(HEIGHT)
+MOST_UNITS = max(HEIGHT)
 
 BLOCK = 24
 """Rows of a block; 12 to 48 are as good, 96 and more lose 5 to 20 % from a thousand columns on (measured)."""
@@ -33,8 +33,8 @@ FLUSH = 2048
 
 @register_jitable
 def padded_columns(k, itemsize):
-    """`k` rounded up to whole vectors of that many bytes an element: the columns that `normal_product` takes."""
-    lanes = WIDTH // itemsize
+    """`k` rounded up to whole units of that many bytes an element: the columns that `normal_product` takes."""
+    lanes = UNIT // itemsize
     return (k + lanes - 1) // lanes * lanes
 
 
@@ -48,7 +48,7 @@ def normal_product(x, w, start, weights, origin, out, sums, moments, squares, sc
     """out += x.T @ y and sums += the sum of y's rows, with y = weights[:, None] * (x @ w + start).
 
     x (n, d), w (d, k), start (k,), origin (d,) and `scratch` (`normal_scratch`) are C-contiguous and of one float dtype; k is
-    a multiple of the lanes (`padded_columns`). weights (n,) of that dtype, or empty: ones. out (d, k) and sums (k,) are
+    a multiple of the lanes of a unit (`padded_columns`). weights (n,) of that dtype, or empty: ones. out (d, k) and sums (k,) are
     float64. moments, float64, is (2, d) and gets the weighted sums of x - origin and of its squares, or (0, d).
     squares (n,), or (0,) without moments, is overwritten by weights |x - origin|^2 of the rows.
     """
@@ -65,9 +65,9 @@ def normal_product(x, w, start, weights, origin, out, sums, moments, squares, sc
             under, left = min(bottom, t + BLOCK), 0
             ahead = base(x) + size * under * d if size * d <= SHORT_ROW else 0
             while left < k:
-                vectors = panel_vectors(k - left, lanes_of(x))
-                add_normal(x, w, start, weights, base(carried) + size * left, sums, scratch, t, under, left, vectors, ahead)
-                left += vectors * lanes_of(x)
+                units = panel_units(k - left, unit_of(x))
+                add_normal(x, w, start, weights, base(carried) + size * left, sums, scratch, t, under, left, units, ahead)
+                left += units * unit_of(x)
             if moments.shape[0]:
                 _add_moments(x, origin, weights, column, one, squares, t, under)
         for j in range(d):
@@ -92,27 +92,27 @@ def _add_moments(x, origin, weights, column, one, squares, top, bottom):
 
 
 @register_jitable
-def panel_vectors(cols, lanes, most=MOST_VECTORS):
-    """How many vectors the next panel of columns has, at most `most`: as equal as whole vectors allow."""
-    vectors = cols // lanes
-    panels = (vectors + most - 1) // most
-    return (vectors + panels - 1) // panels
+def panel_units(cols, lanes, most=MOST_UNITS):
+    """How many units of so many lanes the next panel of columns has, at most `most`: as equal as whole units allow."""
+    units = cols // lanes
+    panels = (units + most - 1) // most
+    return (units + panels - 1) // panels
 
 
 @inlined
-def add_normal(x, w, start, weights, target, sums, scratch, top, bottom, left, vectors, ahead):
+def add_normal(x, w, start, weights, target, sums, scratch, top, bottom, left, units, ahead):
     """For a block of rows and one panel of columns: the sums of `normal_product`, the product's to the address `target`.
 
     Rows `ahead`, an address other than 0, are asked for meanwhile, as many as these.
     """
-    d, k, size, width, rows = x.shape[1], w.shape[1], size_of(x), vectors * lanes_of(x), bottom - top
-    y, height = base(scratch), _HEIGHTS[vectors]
+    d, k, size, width, rows = x.shape[1], w.shape[1], size_of(x), units * unit_of(x), bottom - top
+    y, height = base(scratch), _HEIGHTS[units]
     for j in range(0, d, DEPTH):
         for i in range(0, rows, height):
             a, line = base(x) + size * ((top + i) * d + j), y + size * i * width
             s, lds = (base(start) + size * left, 0) if j == 0 else (line, width)
             b = base(w) + size * (j * k + left)
-            thin_rows(x, vectors, a, d, b, k, s, lds, line, width, min(DEPTH, d - j), min(height, rows - i))
+            thin_rows(x, units, a, d, b, k, s, lds, line, width, min(DEPTH, d - j), min(height, rows - i))
     for i in range(rows):
         factor = weights[top + i] if weights.size else x.dtype.type(1)
         for c in range(width):
@@ -124,4 +124,4 @@ def add_normal(x, w, start, weights, target, sums, scratch, top, bottom, left, v
     for j in range(0, d, height):
         place, coming = target + size * j * k, ahead + 64 * share * (j // height)
         fetch(x, coming, share)
-        thin_columns(x, vectors, base(x) + size * (top * d + j), d, y, width, place, k, place, k, rows, min(height, d - j))
+        thin_columns(x, units, base(x) + size * (top * d + j), d, y, width, place, k, place, k, rows, min(height, d - j))

@@ -14,14 +14,20 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .jit import kernel
-from .lanes import INT64, base, emitter, lanes_of, size_of
-from .normal_product import panel_vectors
+from .lanes import INT64, WIDTH, base, emitter, lanes_of, size_of
+from .normal_product import panel_units
 
 WIDEST = 6
 """Vectors of columns taken at a time: every entry's index is read once for each panel of them."""
 
 FLUSH = 16_384
 """Rows whose sum is carried in the dtype of x: the result is too large to be added up more often."""
+
+
+def sparse_columns(k: int, itemsize: int) -> int:
+    """`k` rounded up to whole vectors of that many bytes an element: the columns that `sparse_product` takes."""
+    lanes = WIDTH // itemsize
+    return -(-k // lanes) * lanes
 
 
 def sparse_scratch(d: int, columns: int) -> int:
@@ -34,7 +40,7 @@ def sparse_product(starts, indices, values, w, start, weights, out, sums, scratc
     """out += x.T @ y and sums += the sum of y's rows, with y = weights[:, None] * (x @ w + start).
 
     x (n, d) in CSR: starts (n + 1,) int64, indices int32, values of the dtype of w (d, k), start (k,) and `scratch`
-    (`sparse_scratch`); k is a multiple of the lanes. out (d, k) and sums (k,) are float64; weights (n,), or empty: ones.
+    (`sparse_scratch`); k is a multiple of the lanes (`sparse_columns`). out (d, k) and sums (k,) are float64; weights (n,), or empty: ones.
     """
     n, (d, k), size = starts.size - 1, w.shape, size_of(w)
     y, carried = base(scratch), base(scratch) + size * k
@@ -43,7 +49,7 @@ def sparse_product(starts, indices, values, w, start, weights, out, sums, scratc
         scratch[k:] = 0
         left = 0
         while left < k:
-            vectors = panel_vectors(k - left, lanes_of(w), WIDEST)
+            vectors = panel_units(k - left, lanes_of(w), WIDEST)
             for i in range(top, bottom):
                 factor = weights[i] if weights.size else w.dtype.type(1)
                 begin, count = starts[i], starts[i + 1] - starts[i]
