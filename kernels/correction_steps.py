@@ -26,8 +26,8 @@ def correction_steps(x, weights, mean, groups, rate, values, residual, w, every,
     """One step for each line of `groups`, which says where its groups of BLOCK adjacent rows begin; in place on `block`.
 
     x (n, d), mean (d,), values (k,), residual, w and block (d, k) and `scratch` (`steps_scratch`) are C-contiguous and of one
-    float dtype; k is a multiple of the lanes of a unit. weights (n,), or empty: ones. sums (k,) is float64 scratch. `block` is made
-    orthogonal to `w` after `every` steps and at the end.
+    float dtype; k is a multiple of the lanes of a unit. weights (n,), or empty: ones. sums (k,) is float64 scratch. `block` is
+    made orthogonal to `w` after `every` steps and at the end.
     """
     d, k = block.shape
     image = scratch[2 * BLOCK * k : 2 * BLOCK * k + d * k].reshape(d, k)

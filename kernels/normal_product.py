@@ -48,8 +48,8 @@ def normal_product(x, w, start, weights, origin, out, sums, moments, squares, sc
     """out += x.T @ y and sums += the sum of y's rows, with y = weights[:, None] * (x @ w + start).
 
     x (n, d), w (d, k), start (k,), origin (d,) and `scratch` (`normal_scratch`) are C-contiguous and of one float dtype; k is
-    a multiple of the lanes of a unit (`padded_columns`). weights (n,) of that dtype, or empty: ones. out (d, k) and sums (k,) are
-    float64. moments, float64, is (2, d) and gets the weighted sums of x - origin and of its squares, or (0, d).
+    a multiple of the lanes of a unit (`padded_columns`). weights (n,) of that dtype, or empty: ones. out (d, k) and sums (k,)
+    are float64. moments, float64, is (2, d) and gets the weighted sums of x - origin and of its squares, or (0, d).
     squares (n,), or (0,) without moments, is overwritten by weights |x - origin|^2 of the rows.
     """
     n, d = x.shape

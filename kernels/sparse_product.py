@@ -40,7 +40,8 @@ def sparse_product(starts, indices, values, w, start, weights, out, sums, scratc
     """out += x.T @ y and sums += the sum of y's rows, with y = weights[:, None] * (x @ w + start).
 
     x (n, d) in CSR: starts (n + 1,) int64, indices int32, values of the dtype of w (d, k), start (k,) and `scratch`
-    (`sparse_scratch`); k is a multiple of the lanes (`sparse_columns`). out (d, k) and sums (k,) are float64; weights (n,), or empty: ones.
+    (`sparse_scratch`); k is a multiple of the lanes (`sparse_columns`). out (d, k) and sums (k,) are float64; weights (n,),
+    or empty: ones.
     """
     n, (d, k), size = starts.size - 1, w.shape, size_of(w)
     y, carried = base(scratch), base(scratch) + size * k

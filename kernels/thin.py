@@ -2,9 +2,9 @@
 
     C[r, :] = S[r, :] + sum_k A[r, k] * B[k, :]          r < rows <= HEIGHT[units]
 
-B has one to three vectors of columns, the last of them a half where that is cheaper (`UNIT`), and is read where it lies. The tile is as high as the registers allow, for every
-element of A that is loaded is used once per vector: with two vectors of AVX2, 12 multiply-adds to 8 loads. Each element of C
-is one chain of multiply-adds in the order of k, whatever the tile.
+B has one to three vectors of columns, the last of them a half where that is cheaper (`UNIT`), and is read where it lies. The
+tile is as high as the registers allow, for every element of A that is loaded is used once per vector: with two vectors of AVX2,
+12 multiply-adds to 8 loads. Each element of C is one chain of multiply-adds in the order of k, whatever the tile.
 
 Matrices come as an address and a stride between rows, in elements. The columns of B, C and S are whole units; nothing outside
 `rows` is touched.
