@@ -19,12 +19,22 @@ LARGE_BLOCK = 4096
 
 @dataclass(frozen=True)
 class Case:
-    """A matrix, the components wanted, and whether its mean is subtracted."""
+    """A matrix, the components wanted, and whether its mean is subtracted; ``data``, the data set that it is made of."""
 
     name: str
     make: Callable[[Sequence[str]], Any]
     k: int = 10
     center: bool = True
+    data: str = ""
+
+
+def check_cases(names: Sequence[str], search: Sequence[str]) -> None:
+    """Raise, before anything is made, a `UsageError` for a case that does not exist or has no data."""
+    for name in names:
+        if name not in CASES:
+            raise UsageError(f"cases: got {name!r}, wanted some of {', '.join(CASES)}")
+        if CASES[name].data:
+            open_data(CASES[name].data, search)
 
 
 def gaussian(n: int, d: int, spectrum: np.ndarray, dtype: str, seed: int, exact: bool = False) -> np.ndarray:
@@ -151,8 +161,8 @@ CASES = {
         Case("h", lambda search: gaussian(1_000_000, 256, _cluster(), "float32", 9, exact=True), k=1),
         Case("large", lambda search: large(search)),
         Case("sparse", lambda search: words(), k=20, center=False),
-        Case("fashion-mnist", lambda search: images("fashion-mnist", search)),
-        Case("cifar10", lambda search: images("cifar10", search)),
+        Case("fashion-mnist", lambda search: images("fashion-mnist", search), data="fashion-mnist"),
+        Case("cifar10", lambda search: images("cifar10", search), data="cifar10"),
     )
 }
 """Shapes and spectra are those of docs/decomposition.md."""

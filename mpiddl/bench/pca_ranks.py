@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mpiddl.bench.pca import check_cases, threads_of_all
-from mpiddl.bench.pca_cases import CASES
+from mpiddl.bench.pca import threads_of_all
+from mpiddl.bench.pca_cases import CASES, check_cases
 from mpiddl.bench.turns import quantiles
 from mpiddl.clock import now
 from mpiddl.decomposition import PCA, TruncatedSVD
@@ -20,7 +20,7 @@ from mpiddl.transport import virtual
 def run(link: Any, names: Sequence[str], levels: Sequence[float], rounds: int, search: Sequence[Any],
         solvers: Sequence[str], say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Rows, the same on every rank. Collective."""
-    check_cases(names)
+    check_cases(names, search)
     ours = f"{link.size} ranks x 1 thread"
     for name in names:
         case = CASES[name]
