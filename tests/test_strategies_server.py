@@ -139,7 +139,7 @@ def test_rules_are_what_they_say(workers):
     square = rng.random((workers, 50))
 
     def push(delay):
-        return Push(params, grad.copy(), before, 0, workers, delay, 9, 200)
+        return Push(params, grad.copy(), before, 0, workers, delay, 9, 200, 0.5)
 
     constant, adaptive = push(3), push(3)
     assert DCASGD(strength=0.5).correct({}, constant) == 1
@@ -151,12 +151,12 @@ def test_rules_are_what_they_say(workers):
     np.testing.assert_allclose(adaptive.grad, wanted)
     np.testing.assert_allclose(state["square"][0], mean)
     np.testing.assert_array_equal(state["square"][1:], square[1:])
-    rule = DDCASGD(strength=0.03, damping=0.01, decay=0.9, growth=0.5)
+    rule, growth = DDCASGD(strength=0.03, damping=0.02, decay=0.9, growth=0.5), np.sqrt(1 + 0.5 * (workers - 1))
     for delay in (0, 6):
         state, dynamic, late = {"square": square[0].copy(), "version": 4}, push(delay), max(delay, workers - 1)
-        assert rule.correct(state, dynamic) == pytest.approx(np.sqrt(1 + 0.5 * (workers - 1)))
+        assert rule.correct(state, dynamic) == pytest.approx(growth)
         h = mean / (1 - 0.9**5)
-        wanted = (grad + 0.03 * 200 * h * (params - before)) / np.sqrt(1 + (0.01 * 200 * late * h) ** 2)
+        wanted = (grad + 0.03 * 200 * h * (params - before)) / np.sqrt(1 + (0.02 * growth * 0.5 * 200 * late * h) ** 2)
         np.testing.assert_allclose(dynamic.grad, wanted)
         np.testing.assert_allclose(state["square"], mean)
     assert [make_strategy("staleness-aware").correct({}, push(delay)) for delay in (0, 1, 4)] == [1, 1, 0.25]

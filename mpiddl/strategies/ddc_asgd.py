@@ -2,13 +2,14 @@
 
     t = max(tau, W - 1)                           W workers: the first pushes come with delays of 0, 1, 2, ...
     z <- decay z + (1 - decay) g g,  h = z / (1 - decay^pushes)       of all workers' gradients
-    c = (g + strength n h (w - w_pulled)) / sqrt(1 + (damping n t h)^2)
-    v_m <- mu v_m + a c,  w <- w - eta (a c + mu v_m),  a = sqrt(1 + growth (W - 1))
+    c = (g + strength n h (w - w_pulled)) / sqrt(1 + (damping a eta n t h)^2),  a = sqrt(1 + growth (W - 1))
+    v_m <- mu v_m + a c,  w <- w - eta (a c + mu v_m)
 
-n is the number of parameters of the model, v_m worker m's own velocity: Nesterov's momentum looks ahead as in `dana`. h stands
-for the curvature, as the mean of g g does in `dc-asgd-a`: where it is large, and only there, a late gradient is damped; the
-compensation is damped with it, so that it changes w by less than strength / damping |w - w_pulled| / t. What damping takes, the
-growth of the rate with the number of workers gives back: one rate serves 1 and 32 workers.
+n is the number of parameters of the model, v_m worker m's own velocity: Nesterov's momentum looks ahead as in `dana`. n h stands
+for the curvature, as the mean of g g does in `dc-asgd-a`: a step a eta overshoots where a eta times the curvature times the
+delay passes a constant, and there, only there, a late gradient is damped. The compensation is damped with it, so that it
+changes w by less than strength / damping |w - w_pulled| / t. What damping takes, the growth of the rate with the number of
+workers gives back: one rate serves 1 and 32 workers. At small rates nothing is damped, and what is left is `dana`, compensated.
 
 Cost: `parameter_server`; a server's shard once more, and its moments once for each worker.
 Sources: the look-ahead, Hakimi et al. 2019, arXiv:1907.11612 (DANA-Slim); the compensation, Zheng et al., ICML 2017,
@@ -38,7 +39,7 @@ class DDCASGD(ParameterServer):
     ----------
     servers : int
     damping : float
-        Of late gradients, a parameter and update of delay; 0 is none.
+        Of late gradients, a parameter, update of delay and unit of the rate; 0 is none.
     strength : float
         Of the compensation, a parameter; 0 is none, and without damping nothing bounds it.
     decay : float
@@ -47,8 +48,8 @@ class DDCASGD(ParameterServer):
         Of the square of the rate with each further worker; 0 is none.
     """
 
-    damping: float = 0.0425
-    strength: float = 0.1275
+    damping: float = 1.0
+    strength: float = 0.04
     decay: float = 0.98
     growth: float = 0.5
     own_moments = True
@@ -66,9 +67,10 @@ class DDCASGD(ParameterServer):
         return {"square": np.zeros_like(like)}
 
     def correct(self, state: dict[str, Any], push: Push) -> float:
-        delay = max(push.delay, push.workers - 1)
+        delay, growth = max(push.delay, push.workers - 1), sqrt(1 + self.growth * (push.workers - 1))
         correction = 1 / (1 - self.decay ** (state["version"] + 1))
-        numbers = self.decay, 1 - self.decay, correction, self.strength * push.size, self.damping * push.size * delay
+        damping = self.damping * growth * push.rate * push.size * delay
+        numbers = self.decay, 1 - self.decay, correction, self.strength * push.size, damping
         real = push.grad.dtype.type
         kernels.compensate_damped(push.grad, push.params, push.before, state["square"], *map(real, numbers))
-        return sqrt(1 + self.growth * (push.workers - 1))
+        return growth

@@ -146,7 +146,7 @@ class ParameterServer(Strategy):
                 self._tell(comm, server, DONE, replica)
         if comm.rank >= workers:  # those that the time limit has ended before
             while len(state["left"]) < workers:
-                self._next(comm, state, replica, np.empty_like(replica.params), budget=0)
+                self._next(comm, state, replica, np.empty_like(replica.params), rate=0.0, budget=0)
         replica.params[:] = self.model(comm, state, replica.params)
         state["delays"] = comm.bcast(state.get("delays"), workers)
 
@@ -189,7 +189,7 @@ class ParameterServer(Strategy):
         workers = comm.size - self.serving
         budget = (step.steps - state["begun"]) * workers
         while len(state["left"]) < workers:
-            push = self._next(comm, state, replica, grad, budget)
+            push = self._next(comm, state, replica, grad, step.rate, budget)
             if push is None and state["told"] and state["left"]:
                 self._nobody_meets(comm, state, replica)
             if push is None and state["held"]:
@@ -208,7 +208,7 @@ class ParameterServer(Strategy):
             return Combined(grad, 0, state, updates=1, meet=meet)
         return Combined(grad, 0, state, stop=True)
 
-    def _next(self, comm: Comm, state: Any, replica: Replica, room: np.ndarray, budget: int) -> Push | None:
+    def _next(self, comm: Comm, state: Any, replica: Replica, room: np.ndarray, rate: float, budget: int) -> Push | None:
         """The next message, received into ``room``: a push, unless a worker leaves or all pushes have been made."""
         workers = comm.size - self.serving
         begin, end = self._shard(comm, replica, comm.rank - workers)
@@ -218,7 +218,7 @@ class ParameterServer(Strategy):
         if tag == PUSH and state["version"] < budget:
             delay = state["version"] - state["pulled"][worker]
             return Push(shard, grad, state["before"][worker], worker, workers, delay, state["counts"][worker],
-                        replica.params.size)
+                        replica.params.size, rate)
         if tag == ALL:
             state["here"] += 1
             return None

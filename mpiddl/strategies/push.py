@@ -18,6 +18,7 @@ class Push:
     delay : updates of the shard since then.
     count : pushes of this worker that have been applied.
     size : of the whole model.
+    rate : of the update that takes it.
     """
 
     params: np.ndarray
@@ -28,6 +29,7 @@ class Push:
     delay: int
     count: int
     size: int
+    rate: float
 
 
 def staleness(delays: dict[str, int]) -> dict[str, Any]:

@@ -79,9 +79,9 @@ class Shard:
         """
         own, params = self._rule.own_moments, self.arrays[PARAMS]
         with self.guard.changing() as version:
-            push = Push(params, grad, before, worker, self._workers, version - pulled, count, self._replica.params.size)
-            factor = self._rule.correct({"version": version, **self._kept}, push)
             rate = self._replica.rate(version / self._workers)
+            push = Push(params, grad, before, worker, self._workers, version - pulled, count, self._replica.params.size, rate)
+            factor = self._rule.correct({"version": version, **self._kept}, push)
             self._replica.apply(params, grad, moments if own else self._moments, rate, factor, count if own else version)
         return lambda: version
 
