@@ -44,7 +44,8 @@ class State:
 
     @property
     def replica(self) -> Replica:
-        return Replica(self.params.flat, self.moments, self.apply, self.rate, self.begun, self.updates)
+        tensors = list(self.params.slices.values())
+        return Replica(self.params.flat, self.moments, self.apply, self.rate, self.begun, self.updates, tensors)
 
 
 class Rows(Protocol):

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,15 +86,16 @@ class Replica:
     ``replica.apply(params, grad, moments, rate, scale, step)`` takes a step of the run's optimiser on any such arrays, the
     gradient being clipped as the run wants it. ``replica.rate(steps)`` is the learning rate after so many steps of the run,
     ``replica.begun`` how many steps a run that is continued had taken before, ``replica.updates`` how many updates its moments
-    have seen.
+    have seen, ``replica.tensors`` where each array of the model lies in the parameters.
     """
 
-    __slots__ = ("_params", "apply", "begun", "moments", "rate", "updates")
+    __slots__ = ("_params", "apply", "begun", "moments", "rate", "tensors", "updates")
 
     def __init__(self, params: np.ndarray, moments: dict[str, np.ndarray], apply: Callable[..., None] = _nobody,
-                 rate: Callable[[float], float] = _nobody, begun: int = 0, updates: int = 0):
+                 rate: Callable[[float], float] = _nobody, begun: int = 0, updates: int = 0, tensors: Sequence[slice] = ()):
         self._params, self.moments, self.apply, self.rate = params, moments, apply, rate
         self.begun, self.updates = begun, updates
+        self.tensors = tensors or [slice(0, params.size)]
 
     @property
     def params(self) -> np.ndarray:
@@ -222,3 +223,9 @@ class Strategy:
 def describe(thing: Any) -> str:
     """What a strategy or optimiser is called in messages and checkpoints: the same text in every process."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))
+
+
+def brief(thing: Any, *always: str) -> str:
+    """``Name(field=value)`` of a dataclass: the fields that are ``always`` told, and those that are not as usual."""
+    told = [field.name for field in fields(thing) if field.name in always or getattr(thing, field.name) != field.default]
+    return f"{type(thing).__name__}({', '.join(f'{name}={getattr(thing, name)!r}' for name in told)})"

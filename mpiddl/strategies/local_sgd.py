@@ -2,26 +2,26 @@
 
 Post-local: the first ``after`` steps are those of `allreduce`. With a ``delay`` the average is started at the end of a period
 and applied so many steps later: x <- x + (mean - what it gave). With ``outer`` the change of a period is a step of a slow
-momentum: u <- outer u + (x_0 - mean), x <- x_0 - u, x_0 being where the period began.
+momentum (`mpiddl.strategies.slow`).
 Cost: one all-reduce of V bytes every ``period`` steps, so 1/period of synchronous SGD (momentum=average: twice that).
 Sources: Stich, ICLR 2019, arXiv:1805.09767, algorithm 1; post-local SGD, Lin et al., ICLR 2020, arXiv:1808.07217; late
-averages, Zhou et al. 2020, arXiv:2006.00441 (DaSGD); slow momentum, Wang et al., ICLR 2020, arXiv:1910.00643, algorithm 1 with
-alpha = 1 [interpretation: u is kept in units of parameters, so that a changing rate needs no division]. Departure: the average
-weighs all ranks alike, as in the source, though the last batch of an epoch may be spread unevenly.
+averages, Zhou et al. 2020, arXiv:2006.00441 (DaSGD). Departure: the average weighs all ranks alike, as in the source, though
+the last batch of an epoch may be spread unevenly.
 Laws: period 1 with plain SGD is `allreduce`, to rounding, whenever the ranks' batches are of equal size; so is ``after`` at
 the end of the run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mpiddl.errors import UsageError
 from mpiddl.strategies.averages import Averages, average
-from mpiddl.strategies.base import Combined, Replica, Step, Strategy
+from mpiddl.strategies.base import Combined, Replica, Step, Strategy, brief
+from mpiddl.strategies.slow import check_outer, slow_state, slow_step
 from mpiddl.transport.base import IN_PLACE, Comm
 
 MOMENTUM = ("own", "average", "reset")
@@ -59,18 +59,15 @@ class LocalSGD(Strategy):
             raise UsageError(f"after: got {self.after}, wanted a number of steps, 0 or more")
         if self.momentum not in MOMENTUM:
             raise UsageError(f"momentum: got {self.momentum!r}, wanted {', '.join(MOMENTUM)}")
-        if not 0 <= self.outer < 1:
-            raise UsageError(f"outer: got {self.outer}, wanted a factor from 0 to below 1")
+        check_outer(self.outer)
         if self.delay and (self.outer or self.momentum != "own"):
             raise UsageError("delay: got one beside outer or momentum, wanted averages that are applied at once for these")
 
     def __repr__(self) -> str:
-        """The period, and what is not as usual."""
-        told = [field for field in fields(self) if field.name == "period" or getattr(self, field.name) != field.default]
-        return f"LocalSGD({', '.join(f'{field.name}={getattr(self, field.name)!r}' for field in told)})"
+        return brief(self, "period")
 
     def init(self, comm: Comm, replica: Replica) -> Any:
-        return {"began": replica.params.copy(), "slow": np.zeros_like(replica.params)} if self.outer else {}
+        return slow_state(replica.params, self.outer)
 
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
         self._averages.move_on(comm, grad)
@@ -102,12 +99,7 @@ class LocalSGD(Strategy):
                 average(comm, replica.moments[name])
             elif self.momentum == "reset":
                 replica.moments[name][:] = 0
-        if self.outer:
-            began, slow = state["began"], state["slow"]
-            slow *= self.outer
-            slow += began - replica.params
-            began -= slow
-            replica.params[:] = began
+        slow_step(state, replica.params, self.outer)
 
     @property
     def _averages(self) -> Averages:

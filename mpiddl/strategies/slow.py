@@ -1,0 +1,36 @@
+"""Slow momentum: what local steps and an average have changed is one step of an outer momentum.
+
+u <- outer u + (x_0 - x), x <- x_0 - u, x_0 being where the last such step has ended.
+Cost: no communication; memory 2 V.
+Source: Wang et al., ICLR 2020, arXiv:1910.00643, algorithm 1 with alpha = 1 [interpretation: u is kept in units of
+parameters, so that a changing rate needs no division].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpiddl.errors import UsageError
+
+
+def check_outer(outer: float) -> None:
+    """Raise a `UsageError` unless it is a factor of a momentum."""
+    if not 0 <= outer < 1:
+        raise UsageError(f"outer: got {outer}, wanted a factor from 0 to below 1")
+
+
+def slow_state(params: np.ndarray, outer: float) -> dict[str, Any]:
+    """What a strategy's state has to hold: nothing, if there is no outer momentum."""
+    return {"began": params.copy(), "slow": np.zeros_like(params)} if outer else {}
+
+
+def slow_step(state: dict[str, Any], params: np.ndarray, outer: float, part: slice = slice(None)) -> None:
+    """Take the step with ``part`` of ``params``, in place."""
+    if outer:
+        began, slow = state["began"][part], state["slow"][part]
+        slow *= outer
+        slow += began - params[part]
+        began -= slow
+        params[part] = began
