@@ -74,7 +74,8 @@ class Job:
     step_factor: float = setting(0.1, "schedule 'step': factor of each reduction", above=0, most=1)
     scale_rate: int = setting(0, "scale the rate by batch / this batch size (linear scaling); 0: do not", least=0)
     strategy: str = setting("allreduce", "how ranks agree: allreduce, auto, two-step, ring[:overlap=1], delayed[:delay=1], "
-                            "local-sgd[:period=8], hierarchical[:period=8], or a parameter server, asgd, ddc-asgd, ... "
+                            "local-sgd[:period=8], hierarchical[:period=8], gossip, gossip-adaptive, elastic, ..., or a "
+                            "parameter server, asgd, ddc-asgd, ... "
                             "[:servers=N,communication=auto|one-sided|two-sided]: docs/strategies.md")
     reproducible: bool = setting(False, "the same weights, bit for bit, on 1, 2, 4, ... ranks, one a shard at most; slower")
     threads: int = setting(0, "BLAS and numba threads a rank; 0: cores / ranks of the node", least=0)

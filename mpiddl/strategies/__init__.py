@@ -20,6 +20,11 @@ from mpiddl.strategies.dana import DANA
 from mpiddl.strategies.dc_asgd import DCASGD, DCASGDAdaptive, DCASGDMomentum
 from mpiddl.strategies.ddc_asgd import DDCASGD
 from mpiddl.strategies.delayed import Delayed
+from mpiddl.strategies.elastic import Elastic
+from mpiddl.strategies.elastic_adaptive import ElasticAdaptive
+from mpiddl.strategies.gossip import Gossip
+from mpiddl.strategies.gossip_adaptive import GossipAdaptive
+from mpiddl.strategies.gossip_scheduled import GossipScheduled
 from mpiddl.strategies.hierarchical import Hierarchical
 from mpiddl.strategies.local_sgd import LocalSGD
 from mpiddl.strategies.ring import Ring
@@ -37,6 +42,11 @@ NAMES: dict[str, type[Strategy]] = {
     "delayed": Delayed,
     "local-sgd": LocalSGD,
     "hierarchical": Hierarchical,
+    "gossip": Gossip,
+    "gossip-adaptive": GossipAdaptive,
+    "gossip-scheduled": GossipScheduled,
+    "elastic": Elastic,
+    "elastic-adaptive": ElasticAdaptive,
     "asgd": ASGD,
     "ssp": SSP,
     "staleness-aware": StalenessAware,
@@ -61,6 +71,11 @@ __all__ = [
     "DCASGDAdaptive",
     "DCASGDMomentum",
     "Delayed",
+    "Elastic",
+    "ElasticAdaptive",
+    "Gossip",
+    "GossipAdaptive",
+    "GossipScheduled",
     "Hierarchical",
     "LocalSGD",
     "Pending",

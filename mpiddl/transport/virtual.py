@@ -24,17 +24,7 @@ import numpy as np
 from mpiddl.clock import now
 from mpiddl.errors import CommError, UsageError
 from mpiddl.memory import aligned_zeros
-from mpiddl.transport.base import (
-    ANY_SOURCE,
-    ANY_TAG,
-    IN_PLACE,
-    SUM,
-    Envelope,
-    Meter,
-    Op,
-    allreduce_bytes,
-    bcast_bytes,
-)
+from mpiddl.transport.base import ANY_SOURCE, ANY_TAG, IN_PLACE, SUM, Envelope, Meter, Op, allreduce_bytes, bcast_bytes
 from mpiddl.transport.turns import Turns
 
 MOST_ASKED = 10_000  # far more turns than any rank computes between two messages while others wait
@@ -214,6 +204,12 @@ class VirtualComm:
         mail = self._find(source, tag)
         assert mail is not None  # block() returned
         return Envelope(mail.source, mail.tag)
+
+    def Iprobe(self, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Envelope | None:
+        """The envelope of a message that has come by now, if one has; the others have their turns first."""
+        self.compute(0.0)
+        mail = self._find(source, tag)
+        return Envelope(mail.source, mail.tag) if mail is not None and mail.arrival <= self.clock else None
 
     def Dup(self) -> VirtualComm:
         self._children += 1

@@ -1,0 +1,180 @@
+"""Gossip: each rank steps on its own rows, and every few steps mixes its parameters with those next to it in a graph.
+
+What it hears in a round is in `mpiddl.strategies.graphs`, how in `mpiddl.strategies.exchange`. ``symmetric`` has pairs
+average; ``pull`` and ``push`` have each rank hear from one and be heard by another one, the same for weights that are doubly
+stochastic, until not all take part (`mpiddl.strategies.gossip_adaptive`) or ranks go at their own pace
+(`mpiddl.strategies.own_pace`).
+Cost: a round, V bytes sent and V received by a rank, whatever their number (momentum=average: times one plus the optimiser's
+moments); of the complete graph, 2(P-1)/P V. At the end, and every ``average`` steps, an all-reduce of V.
+Sources: gossiping SGD, Jin et al. 2016, arXiv:1611.04581, section 3; with doubly stochastic weights D-PSGD, Lian et al., NIPS
+2017, arXiv:1705.09056, algorithm 1 [interpretation: mixed after the update, not before it]; momentum that is mixed, Yu et
+al., ICML 2019, arXiv:1905.03817; slow momentum over gossip, Wang et al., ICLR 2020, arXiv:1910.00643 [interpretation: a step
+of it after each exchange]; periodic averages, Chen et al., ICML 2021, arXiv:2105.09080, algorithm 1.
+Laws: a round does not change the mean of the ranks' parameters; on the complete graph, with period 1, it is an average of
+them by all-reduce, bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiddl.errors import UsageError
+from mpiddl.strategies.averages import average
+from mpiddl.strategies.base import Replica, Step, Strategy, brief
+from mpiddl.strategies.exchange import blend
+from mpiddl.strategies.graphs import (
+    COMPLETE,
+    DIRECTIONS,
+    EXPONENTIAL,
+    PUSH,
+    SYMMETRIC,
+    Hood,
+    check,
+    check_name,
+    everybody,
+    hood,
+    rounds_of,
+    weights,
+)
+from mpiddl.strategies.own_pace import OwnPace
+from mpiddl.strategies.slow import check_outer, slow_state, slow_step
+from mpiddl.transport.base import Comm
+
+OWN, AVERAGE = MOMENTUM = "own", "average"
+TOGETHER, OWN_PACE = PACES = "together", "own"
+
+WHOLE = slice(None)
+
+
+@dataclass(frozen=True, repr=False)
+class Gossip(Strategy):
+    """Mix parameters with other ranks every ``period`` steps; at the end all take the mean.
+
+    Parameters
+    ----------
+    graph : str or array_like
+        ring, exponential, matching, complete, or mixing matrices, shape (rounds, P, P) or (P, P).
+    direction : str
+        symmetric, pull or push.
+    period : int
+        Steps from one round to the next.
+    momentum : str
+        What becomes of the optimiser's moments: each rank keeps its ``own``, or they are mixed as parameters are (``average``).
+    outer : float
+        Factor of a slow momentum, from 0 (none) to below 1, which takes a step after each exchange.
+    average : int
+        Steps from one average of all ranks to the next; 0: only at the end.
+    seed : int
+        Of the graph's random orders.
+    pace : str
+        Ranks take their steps ``together``, or each at its ``own`` pace.
+    """
+
+    graph: Any = EXPONENTIAL
+    direction: str = SYMMETRIC
+    period: int = 1
+    momentum: str = OWN
+    outer: float = 0.0
+    average: int = 0
+    seed: int = 0
+    pace: str = TOGETHER
+    replicated = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.graph, str):
+            check_name(self.graph)
+        else:  # as plain numbers it is told, and compared, like any other parameter
+            object.__setattr__(self, "graph", _nested(rounds_of(self.graph).tolist()))
+        for name, known in (("direction", DIRECTIONS), ("momentum", MOMENTUM), ("pace", PACES)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name}: got {getattr(self, name)!r}, wanted {', '.join(known)}")
+        for name, least in (("period", 1), ("average", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name}: got {getattr(self, name)}, wanted {least} or more")
+        check_outer(self.outer)
+        if self.pace == OWN_PACE and (self.average or self.momentum != OWN):
+            raise UsageError("pace: got own beside average or momentum, wanted ranks that step together for these")
+
+    def __repr__(self) -> str:
+        return brief(self, "graph")
+
+    def resolve(self, comm: Comm) -> tuple[Strategy, str]:
+        return (OwnPace(self), "") if self.pace == OWN_PACE else (self, "")
+
+    def check(self, size: int) -> None:
+        check(self.graph, size, self.symmetric)
+
+    def init(self, comm: Comm, replica: Replica) -> Any:
+        return {"exchanges": 0, **slow_state(replica.params, self.outer)}
+
+    def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
+        done, number = step.index + 1, self.rounds(step.index, step.steps)
+        if self.average and done % self.average == 0:
+            self.meet(comm, state, replica, step)
+        elif self.rounds(done, step.steps) > number:
+            mixing = weights(self.graph, comm.size, number, self.symmetric, self.seed)
+            self.round(comm, state, replica, hood(mixing, comm.rank, self.symmetric), step)
+        return state
+
+    def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
+        model = self.model(comm, state, replica.params)
+        if model is None:
+            average(comm, replica.params)
+        else:
+            replica.params[:] = model
+
+    def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
+        return {"exchanges": state["exchanges"]}
+
+    @property
+    def symmetric(self) -> bool:
+        return self.direction == SYMMETRIC
+
+    def rounds(self, done: int, steps: int) -> int:
+        """How many rounds there are in the first ``done`` of ``steps`` steps."""
+        return done // self.period
+
+    def round(self, comm: Comm, state: Any, replica: Replica, near: Hood, step: Step) -> None:
+        """The round after ``step``, which all take part in."""
+        self.blend(comm, replica, near, WHOLE)
+        self.taken(state, replica.params, WHOLE, 0, step.index + 1)
+
+    def meet(self, comm: Comm, state: Any, replica: Replica, step: Step) -> None:
+        """All ranks take the mean after ``step``."""
+        self.round(comm, state, replica, everybody(comm.size), step)
+
+    def blend(self, comm: Comm, replica: Replica, near: Hood, part: slice) -> None:
+        """Mix ``part`` of the parameters, and of the moments if they are mixed."""
+        mixed = sorted(replica.moments) if self.momentum == AVERAGE else []
+        for array in (replica.params, *(replica.moments[name] for name in mixed)):
+            blend(comm, array[part], near)
+
+    def taken(self, state: Any, params: np.ndarray, part: slice, number: int, index: int) -> None:
+        """What follows an exchange of a part, ``index`` steps having been done."""
+        state["exchanges"] += 1
+        slow_step(state, params, self.outer, part)
+
+    def wants(self, state: Any, params: np.ndarray, step: Step) -> bool:
+        """Whether a rank that goes at its own pace wants to exchange parameters after ``step``."""
+        return self.rounds(step.index + 1, step.steps) > self.rounds(step.index, step.steps)
+
+    def peers(self, number: int, rank: int, size: int) -> list[int]:
+        """Whom ``rank`` may ask, at its own pace, when it asks for the ``number``-th time: the first of them that is free."""
+        symmetric = self.symmetric and self.graph != COMPLETE
+        near = hood(weights(self.graph, size, number, symmetric, self.seed), rank, False)
+        peers = sorted(near.targets if self.direction == PUSH else near.sources)
+        first = number % max(len(peers), 1)
+        return peers[first:] + peers[:first]
+
+    def asked(self, state: Any, params: np.ndarray, index: int) -> None:
+        """A rank that goes at its own pace has asked somebody, ``index`` steps having been done."""
+
+    def observe(self, state: Any, moved: bool, step: Step) -> None:
+        """A rank that goes at its own pace has done a step, with an exchange in it or without."""
+
+
+def _nested(numbers: Any) -> Any:
+    return tuple(map(_nested, numbers)) if isinstance(numbers, list) else numbers

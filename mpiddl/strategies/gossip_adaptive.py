@@ -1,0 +1,144 @@
+"""Adaptive gossip: two ranks exchange when one of them has changed enough since its last exchange.
+
+Ranks that a round puts next to each other tell each other in a few bytes whether they want to, and then do or do not: nobody
+ever waits for a message that does not come, whatever the pattern. What goes over is what either of the two wants
+(``symmetric``), what the one that hears wants (``pull``), or the one that is heard (``push``; then each rank has a weight,
+half of which goes with its parameters, so that the weighted mean stays where it is). When that is, says
+`mpiddl.strategies.triggers`. On the complete graph all exchange as soon as one wants to.
+Cost: a round, 8 bytes for each part and neighbour, and V if there is an exchange. Memory: V.
+Sources: Ho, Wu and Liu, CCGRID 2018 [interpretation: the trigger, its symmetry, and whom one exchanges with]; each tensor for
+itself, EventGraD, Ghosh et al., MLHPC 2020, arXiv:2103.07454 [interpretation: without exchange a neighbour counts nothing,
+there it counts as it was last]; weights that go with parameters, Kempe et al., FOCS 2003, and Blot et al. 2016,
+arXiv:1611.09726 (GoSGD).
+Laws: theta = 0 is `gossip`, bit for bit; a symmetric round does not change the mean, a pushed one not the weighted mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiddl.errors import UsageError
+from mpiddl.strategies.averages import average
+from mpiddl.strategies.base import Replica, Step
+from mpiddl.strategies.exchange import tell
+from mpiddl.strategies.gossip import OWN_PACE, WHOLE, Gossip
+from mpiddl.strategies.graphs import PULL, PUSH, Hood, everybody
+from mpiddl.strategies.triggers import CHANGE, FIXED, Trigger
+from mpiddl.transport.base import IN_PLACE, MAX, Comm
+
+
+@dataclass(frozen=True, repr=False)
+class GossipAdaptive(Gossip):
+    """`Gossip` whose rounds are exchanges only if somebody has changed enough.
+
+    Parameters
+    ----------
+    theta, traffic, trigger, threshold, silence
+        See `mpiddl.strategies.triggers.Trigger`.
+    tensors : int
+        1: each tensor of the model for itself.
+    """
+
+    theta: float = 0.08
+    traffic: float = 0.0
+    trigger: str = CHANGE
+    threshold: str = FIXED
+    silence: int = 0
+    tensors: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._trigger  # noqa: B018  it checks
+        if self.tensors not in (0, 1):
+            raise UsageError(f"tensors: got {self.tensors}, wanted 0, the model as a whole, or 1, each for itself")
+        if self.tensors and self.pace == OWN_PACE:
+            raise UsageError("pace: got own beside tensors=1, wanted ranks that step together for it")
+
+    def init(self, comm: Comm, replica: Replica) -> Any:
+        parts = replica.tensors if self.tensors else [slice(0, replica.params.size)]
+        bounds = [[part.start, part.stop] for part in parts]
+        return {**super().init(comm, replica), **self._trigger.state(replica.params, parts), "parts": bounds,
+                "weights": np.ones(len(parts))}
+
+    def round(self, comm: Comm, state: Any, replica: Replica, near: Hood, step: Step) -> None:
+        parts = _parts(state)
+        wanted = self._trigger.wants(state, replica.params, parts, step)
+        if near.uniform:
+            told = wanted.astype(np.float64)
+            comm.Allreduce(IN_PLACE, told, MAX)
+            active = [near if somebody else None for somebody in told]
+        else:
+            theirs = tell(comm, wanted * state["weights"], near)
+            active = [self._active(state, near, number, bool(mine), {rank: float(its[number]) for rank, its in theirs.items()})
+                      for number, mine in enumerate(wanted)]
+        for part, left in zip(parts, active, strict=True):
+            if left is not None:
+                self.blend(comm, replica, left, part)
+        moved = np.array([left is not None and bool(left.uniform or left.sources or mine)
+                          for left, mine in zip(active, wanted, strict=True)])  # who was only heard has learnt nothing
+        for number in np.flatnonzero(moved).tolist():
+            self.taken(state, replica.params, parts[number], number, step.index + 1)
+        self._trigger.calibrate(state, moved, step.steps)
+
+    def meet(self, comm: Comm, state: Any, replica: Replica, step: Step) -> None:
+        _weigh(replica.params, state)
+        state["weights"][:] = 1
+        self.blend(comm, replica, everybody(comm.size), WHOLE)
+        for number, part in enumerate(_parts(state)):
+            self.taken(state, replica.params, part, number, step.index + 1)
+
+    def taken(self, state: Any, params: np.ndarray, part: slice, number: int, index: int) -> None:
+        super().taken(state, params, part, number, index)
+        self._trigger.taken(state, params, part, number, index)
+
+    def wants(self, state: Any, params: np.ndarray, step: Step) -> bool:
+        return super().wants(state, params, step) and bool(self._trigger.wants(state, params, _parts(state), step)[0])
+
+    def asked(self, state: Any, params: np.ndarray, index: int) -> None:
+        self._trigger.taken(state, params, WHOLE, 0, index)
+
+    def observe(self, state: Any, moved: bool, step: Step) -> None:
+        self._trigger.calibrate(state, np.array([moved]), step.steps)
+
+    def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray:
+        """The weighted mean; the weights of all ranks add up to their number."""
+        mean = params.copy()
+        _weigh(mean, state)
+        average(comm, mean)
+        return mean
+
+    @property
+    def _trigger(self) -> Trigger:
+        return Trigger(self.theta, self.traffic, self.trigger, self.threshold, self.silence)
+
+    def _active(self, state: Any, near: Hood, number: int, wanted: bool, theirs: dict[int, float]) -> Hood | None:
+        """What is left of a round for part ``number``; None: nothing. ``theirs``: the weights of those that want to, else 0."""
+        hears = {rank: weight for rank, weight in near.sources.items() if self._goes(wanted, theirs[rank] > 0)}
+        heard = {rank: weight for rank, weight in near.targets.items() if self._goes(theirs[rank] > 0, wanted)}
+        if not hears and not heard:
+            return None
+        whole = hears == near.sources and heard == near.targets  # the weights as they are: a sum of them may miss 1
+        own = near.own if whole else 1 - sum((heard if self.direction == PUSH else hears).values())
+        if self.direction != PUSH:
+            return Hood(own, hears, heard)
+        mine = own * state["weights"][number]
+        all = mine + sum(weight * theirs[rank] for rank, weight in hears.items())
+        state["weights"][number] = all
+        return Hood(mine / all, {rank: weight * theirs[rank] / all for rank, weight in hears.items()}, heard)
+
+    def _goes(self, hearer: bool, heard: bool) -> bool:
+        """Whether parameters go over, by what the two ends want."""
+        return heard if self.direction == PUSH else hearer if self.direction == PULL else hearer or heard
+
+
+def _parts(state: Any) -> list[slice]:
+    return [slice(*bounds) for bounds in state["parts"]]
+
+
+def _weigh(params: np.ndarray, state: Any) -> None:
+    """Multiply each part by its weight."""
+    for part, weight in zip(_parts(state), state["weights"].tolist(), strict=True):
+        params[part] *= weight

@@ -1,0 +1,194 @@
+"""Who gossips with whom: the mixing matrix of each round, and a rank's part of it.
+
+A round's matrix W has shape (P, P), and after it the parameters of rank i are the sum of W[i, j] times those of rank j. Rows
+and columns add up to 1 (doubly stochastic), so that no round changes the mean. Over its rounds a graph connects all ranks.
+
+==============  ==================================  =============================================
+graph           symmetric: pairs average            directed: a rank hears from one, another one hears it
+==============  ==================================  =============================================
+ring            neighbours, in turns                the one before it
+exponential     i and i xor 2^k, k in turns         i - 2^k
+matching        of a random order                   the same pairs
+complete        all ranks                           the one before it in a random circle
+==============  ==================================  =============================================
+
+Where a graph's pairs leave a rank over it pauses, but for ``matching``, which wants an even number of ranks.
+Communication: none; every rank draws the same rounds.
+Sources: the exponential graph, one peer a round, Assran et al., ICML 2019, arXiv:1811.10792, section 3 and appendix A; that a
+power of two of ranks has the exact mean after a cycle of it, Ying et al., NeurIPS 2021, arXiv:2110.13363; doubly
+stochastic weights, Lian et al., NIPS 2017, arXiv:1705.09056, section 3.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpiddl.data.draws import permutation
+from mpiddl.errors import UsageError
+
+GRAPHS = RING, EXPONENTIAL, MATCHING, COMPLETE = "ring", "exponential", "matching", "complete"
+DIRECTIONS = SYMMETRIC, PULL, PUSH = "symmetric", "pull", "push"
+
+ORDER = 20
+"""Purpose of the generator that draws orders of ranks (`mpiddl.data.draws`)."""
+
+EXACT = 1e-9
+"""By how much a row or column of weights may miss 1."""
+
+
+class Hood(NamedTuple):
+    """A rank's part of a round.
+
+    own : the weight of its own parameters.
+    sources, targets : by rank, the weight of what comes from it, and of what it gets.
+    uniform : all ranks weigh alike, at all ranks.
+    """
+
+    own: float
+    sources: dict[int, float]
+    targets: dict[int, float]
+    uniform: bool = False
+
+
+def hood(weights: np.ndarray, rank: int, symmetric: bool) -> Hood:
+    """What a round with the mixing matrix ``weights`` is for ``rank``.
+
+    Examples
+    --------
+    >>> hood(np.array([[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]), 0, symmetric=True)
+    Hood(own=0.5, sources={1: 0.5}, targets={1: 0.5}, uniform=False)
+    """
+    if symmetric and (weights == weights[0, 0]).all():
+        return everybody(len(weights))
+    sources, targets = ({other: weight for other, weight in enumerate(line.tolist()) if weight and other != rank}
+                        for line in (weights[rank], weights[:, rank]))  # fmt: skip
+    return Hood(float(weights[rank, rank]), sources, targets)
+
+
+def everybody(size: int) -> Hood:
+    """All ranks take the mean of all."""
+    return Hood(1 / size, {}, {}, True)
+
+
+def weights(graph: Any, size: int, number: int, symmetric: bool = True, seed: int = 0) -> np.ndarray:
+    """The mixing matrix of round ``number``.
+
+    Parameters
+    ----------
+    graph : str or array_like
+        One of `GRAPHS`, or the matrices of rounds that follow each other again and again, shape (rounds, size, size), or
+    (size, size). size, number : int
+    symmetric : bool
+        Pairs of a named graph average, or each rank hears from one and is heard by another one.
+    seed : int
+        Of the random orders.
+
+    Returns
+    -------
+    ndarray, shape (size, size), float64
+
+    Examples
+    --------
+    >>> weights("exponential", 4, 1, symmetric=False)
+    array([[0.5, 0. , 0.5, 0. ],
+           [0. , 0.5, 0. , 0.5],
+           [0.5, 0. , 0.5, 0. ],
+           [0. , 0.5, 0. , 0.5]])
+    """
+    if not isinstance(graph, str):
+        rounds = rounds_of(graph)
+        return rounds[number % len(rounds)]
+    if size == 1 or (graph == COMPLETE and symmetric):
+        return np.full((size, size), 1 / size)
+    heard = _peers(graph, size, number, symmetric, seed)
+    mixing = np.eye(size) * 0.5
+    mixing[np.arange(size), heard] += 0.5
+    return mixing
+
+
+def _peers(graph: str, size: int, number: int, symmetric: bool, seed: int) -> np.ndarray:
+    """Whom each rank hears, itself where it pauses: a permutation, its own inverse if symmetric; int64 (size,)."""
+    ranks = np.arange(size)
+    if graph in (MATCHING, COMPLETE):
+        order = permutation(size, seed, ORDER, epoch=number)
+        places = np.argsort(order)
+        return order[places ^ 1] if graph == MATCHING else order[places - 1]
+    if graph == RING and symmetric:
+        first = np.where((size % 2 == 1) & (ranks == size - 1), 2, ranks % 2)  # colours of the pairs (i, i + 1): no two meet
+        begins = (first == number % (2 + size % 2)) & (size > 1)
+        return np.where(begins, (ranks + 1) % size, np.where(np.roll(begins, 1), ranks - 1, ranks)) % size
+    step = 1 if graph == RING else 1 << number % max((size - 1).bit_length(), 1)
+    return np.where(ranks ^ step < size, ranks ^ step, ranks) if symmetric else (ranks - step) % size
+
+
+def check(graph: Any, size: int, symmetric: bool = True) -> None:
+    """Raise a `UsageError` unless ``graph`` serves ``size`` ranks.
+
+    Raises
+    ------
+    UsageError
+        An unknown name; a matching of an odd number of ranks; matrices that are of another shape, not doubly stochastic, not
+        symmetric though they should be, or do not connect all ranks.
+
+    Examples
+    --------
+    >>> check(np.eye(2), 2)
+    Traceback (most recent call last):
+        ...
+    mpiddl.errors.UsageError: graph: got one in which ranks 1 never hear of rank 0, wanted it to connect all ranks
+    """
+    if isinstance(graph, str):
+        check_name(graph)
+        if graph == MATCHING and size % 2 and size > 1:
+            raise UsageError(f"graph: got matching on {size} ranks, wanted an even number of them, or another graph")
+        return
+    rounds = rounds_of(graph)
+    if rounds.shape[1:] != (size, size):
+        raise UsageError(f"graph: got weights of shape {rounds.shape}, wanted (rounds, {size}, {size}) for {size} ranks")
+    for number, mixing in enumerate(rounds):
+        _check_stochastic(mixing, number, symmetric)
+    _check_connected((rounds > 0).any(axis=0))
+
+
+def check_name(graph: str) -> None:
+    """Raise a `UsageError` for a name that is none of `GRAPHS`."""
+    if graph not in GRAPHS:
+        close = difflib.get_close_matches(graph, GRAPHS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UsageError(f"graph: got {graph!r}, wanted one of {', '.join(GRAPHS)}, or weights{hint}")
+
+
+def _check_stochastic(mixing: np.ndarray, number: int, symmetric: bool) -> None:
+    sums = np.concatenate([mixing.sum(axis=0), mixing.sum(axis=1)])
+    if not (mixing >= 0).all() or not (abs(sums - 1) <= EXACT).all():  # in this order: nor is NaN
+        off = sums[np.argmax(abs(sums - 1))]
+        raise UsageError(f"graph: got weights that are not doubly stochastic in round {number} (least {mixing.min():g}, a sum "
+                         f"{off:g}), wanted 0 or more, and rows and columns that add up to 1")
+    if symmetric and not np.array_equal(mixing, mixing.T):
+        raise UsageError(f"graph: got weights that are not symmetric in round {number}, wanted them so, or pull or push")
+
+
+def _check_connected(linked: Any) -> None:
+    """Where weights are doubly stochastic who can be reached against the arrows can be along them."""
+    near = linked | linked.T
+    reached = np.arange(len(near)) == 0
+    while (more := reached | near[reached].any(axis=0)).sum() > reached.sum():
+        reached = more
+    if not reached.all():
+        lost = ", ".join(map(str, np.flatnonzero(~reached)[:8]))
+        raise UsageError(f"graph: got one in which ranks {lost} never hear of rank 0, wanted it to connect all ranks")
+
+
+def rounds_of(graph: Any) -> np.ndarray:
+    """Matrices of rounds, shape (rounds, size, size)."""
+    try:
+        rounds = np.asarray(graph, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise UsageError(f"graph: got {type(graph).__name__}, wanted one of {', '.join(GRAPHS)}, or weights") from None
+    rounds = rounds[None] if rounds.ndim == 2 else rounds
+    if rounds.ndim != 3 or not rounds.size:
+        raise UsageError(f"graph: got weights of shape {rounds.shape}, wanted (rounds, ranks, ranks)")
+    return rounds
