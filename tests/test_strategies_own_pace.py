@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -171,3 +172,31 @@ def test_with_one_rank_it_is_that_rank_alone():
 def test_a_lost_graph_is_told():
     with pytest.raises(UsageError, match="graph: got matching on 3 ranks"):
         on_virtual_ranks(3, Gossip("matching", pace="own"))
+
+
+FAILING = """
+import sys
+from mpi4py import MPI
+import mpiddl
+from mpiddl.strategies import Gossip
+from mpiddl.transport import mpi
+
+
+class Failing(Gossip):
+    def rounds(self, done, steps):
+        if done == 9 and MPI.COMM_WORLD.rank == 1:
+            raise ValueError("before an exchange")
+        return super().rounds(done, steps)
+
+
+mpi.GRACE_S = 0.3
+mpiddl.train("mlp", "digits", strategy=Failing("ring", pace=sys.argv[1]), epochs=100_000, quiet=True)
+"""
+
+
+@pytest.mark.parametrize("pace", ["own", "together"])
+def test_a_rank_that_is_lost_in_the_middle_of_exchanges_ends_the_job(mpirun, pace):
+    done = mpirun(3, sys.executable, "-c", FAILING, pace)
+    assert done.returncode != 0
+    assert done.stderr.count("mpiddl: error on rank 1 of 3, the job ends") == 1
+    assert done.stderr.count("ValueError: before an exchange") == 1

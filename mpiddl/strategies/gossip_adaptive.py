@@ -66,19 +66,11 @@ class GossipAdaptive(Gossip):
     def round(self, comm: Comm, state: Any, replica: Replica, near: Hood, step: Step) -> None:
         parts = _parts(state)
         wanted = self._trigger.wants(state, replica.params, parts, step)
-        if near.uniform:
-            told = wanted.astype(np.float64)
-            comm.Allreduce(IN_PLACE, told, MAX)
-            active = [near if somebody else None for somebody in told]
-        else:
-            theirs = tell(comm, wanted * state["weights"], near)
-            active = [self._active(state, near, number, bool(mine), {rank: float(its[number]) for rank, its in theirs.items()})
-                      for number, mine in enumerate(wanted)]
-        for part, left in zip(parts, active, strict=True):
+        moved = np.zeros(len(parts), bool)
+        for number, left in enumerate(self._agreed(comm, state, near, wanted)):
             if left is not None:
-                self.blend(comm, replica, left, part)
-        moved = np.array([left is not None and bool(left.uniform or left.sources or mine)
-                          for left, mine in zip(active, wanted, strict=True)])  # who was only heard has learnt nothing
+                self.blend(comm, replica, left, parts[number])
+                moved[number] = left.uniform or left.sources or wanted[number]  # who was only heard has learnt nothing
         for number in np.flatnonzero(moved).tolist():
             self.taken(state, replica.params, parts[number], number, step.index + 1)
         self._trigger.calibrate(state, moved, step.steps)
@@ -114,7 +106,17 @@ class GossipAdaptive(Gossip):
     def _trigger(self) -> Trigger:
         return Trigger(self.theta, self.traffic, self.trigger, self.threshold, self.silence)
 
-    def _active(self, state: Any, near: Hood, number: int, wanted: bool, theirs: dict[int, float]) -> Hood | None:
+    def _agreed(self, comm: Comm, state: Any, near: Hood, wanted: np.ndarray) -> list[Hood | None]:
+        """What is left of a round for each part, by what this rank and those next to it want."""
+        if near.uniform:
+            told = wanted.astype(np.float64)
+            comm.Allreduce(IN_PLACE, told, MAX)
+            return [near if somebody else None for somebody in told.tolist()]
+        theirs = tell(comm, wanted * state["weights"], near)
+        return [self._left(state, near, number, mine, {rank: float(words[number]) for rank, words in theirs.items()})
+                for number, mine in enumerate(wanted.tolist())]
+
+    def _left(self, state: Any, near: Hood, number: int, wanted: bool, theirs: dict[int, float]) -> Hood | None:
         """What is left of a round for part ``number``; None: nothing. ``theirs``: the weights of those that want to, else 0."""
         hears = {rank: weight for rank, weight in near.sources.items() if self._goes(wanted, theirs[rank] > 0)}
         heard = {rank: weight for rank, weight in near.targets.items() if self._goes(theirs[rank] > 0, wanted)}

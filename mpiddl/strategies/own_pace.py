@@ -41,9 +41,8 @@ from mpiddl.strategies.mailbox import Letter, Mailbox
 from mpiddl.transport.base import Comm
 
 ASK, ANSWER, WEIGHT, HERE, ALL, NONE, DONE = range(1, 8)
-"""Tags. An exchange is asked for, and answered; the weight of what is asked with. To rank 0: this rank waits to meet; from
-it: all
-meet, nobody does. To all: this rank asks no more."""
+"""Tags. An exchange is asked for, and answered; the weight of what is asked with. To rank 0: this rank waits to meet; from it:
+all meet, nobody does. To all: this rank asks no more."""
 
 WHOLE = slice(None)
 
