@@ -19,7 +19,7 @@ from mpiddl.errors import ConvergenceError
 STRATEGIES = ["allreduce", "delayed:delay=1", "delayed:delay=2", "local-sgd:period=8", "hierarchical:period=8"]
 
 options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-options.add_argument("--strategies", nargs="+", default=STRATEGIES, help="the first one is what the others are compared with")
+options.add_argument("--strategies", nargs="+", default=STRATEGIES, help="NAME or NAME@RATE; the first is the reference")
 options.add_argument("--model", default="mlp", help="mlp or softmax")
 options.add_argument("--data", default="digits", help="data set")
 options.add_argument("--hidden", default="64", help="widths of the hidden layers")
@@ -33,7 +33,7 @@ options.add_argument("--node-workers", type=int, default=2, help="workers on eac
 given = options.parse_args()
 settings = {
     "data": given.data, "hidden": tuple(map(int, given.hidden.split(","))), "epochs": given.epochs, "batch": given.batch,
-    "rate": given.rate, "optimiser": "nesterov", "momentum": given.momentum, "warmup": given.warmup,
+    "optimiser": "nesterov", "momentum": given.momentum, "warmup": given.warmup,
     "simulate": 4 * given.node_workers, "node_workers": given.node_workers, "quiet": True,
 }  # fmt: skip
 
@@ -42,7 +42,9 @@ print(f"{'strategy':<{width}} accuracy   difference        bytes")
 synchronous, whole = np.nan, np.nan
 for strategy in given.strategies:
     try:
-        runs = [mpiddl.train(given.model, strategy=strategy, seed=seed, **settings).summary for seed in range(given.seeds)]
+        name, _, rate = strategy.partition("@")
+        job = {**settings, "strategy": name, "rate": float(rate or given.rate)}
+        runs = [mpiddl.train(given.model, seed=seed, **job).summary for seed in range(given.seeds)]
     except ConvergenceError as error:
         print(f"{strategy:<{width}} diverged: {error}")
         continue

@@ -206,3 +206,19 @@ def test_ranks_that_cannot_be_gone(strategy, drop, message):
 def test_a_server_cannot_be_slow():
     with pytest.raises(UsageError, match="slow: got rank 2, which serves the others"):
         mpiddl.train("mlp", "digits", simulate=3, strategy="asgd", slow="2:3", **JOB)
+
+
+def test_a_look_for_messages_takes_no_time_and_finds_what_has_come():
+    def program(comm):
+        if comm.rank == 0:
+            comm.compute(1.0)
+            comm.Send(np.ones(1), 1, 7)
+            return None
+        seen = []
+        for _ in range(4):
+            comm.compute(0.6)
+            seen.append(comm.Iprobe())
+        return seen, comm.clock
+
+    seen, clock = simulated(2, program, latency=1.0)[1]
+    assert seen == [None, None, None, (0, 7)] and clock == pytest.approx(2.4)
