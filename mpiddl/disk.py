@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -29,6 +30,25 @@ def check_writable(name: str, path: Path) -> None:
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         what = "a folder" if path.is_dir() else "no right to write it"
         raise UsageError(f"{name}: {path}: {what}; wanted a file that can be written")
+
+
+def lock(file: Path) -> int | None:
+    """Hold ``file``, which is made, until the number returned is closed or the process ends, however; None: another one does.
+
+    Raises
+    ------
+    OSError
+        It cannot be made.
+    """
+    held = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        return None
+    except OSError:  # a file system without locks
+        pass
+    return held
 
 
 def _free_mib(path: Path) -> float:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpiddl.disk import writing
+from mpiddl.disk import lock, writing
 from mpiddl.errors import UsageError
 from mpiddl.metrics import read_lines
 
@@ -74,15 +73,9 @@ class Folder:
 
     def _take(self) -> None:
         """Hold the folder for this run; the lock ends with the process, however that ends."""
-        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise UsageError(f"out: {self.path}: another run is writing there; wait for it or name another folder") from None
-        except OSError:  # a file system without locks
-            pass
-        self._lock = lock
+        self._lock = lock(self.path / ".lock")
+        if self._lock is None:
+            raise UsageError(f"out: {self.path}: another run is writing there; wait for it or name another folder")
 
     def write_job(self, settings: Mapping[str, Any], of_a_program: Sequence[str] = ()) -> None:
         """Write the settings, and which of them a Python program replaced by objects of its own."""

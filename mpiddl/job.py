@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -92,6 +92,8 @@ class Job:
     checkpoint_every: int = setting(0, "steps between two checkpoints; 0: one an epoch", least=0)
     keep: int = setting(3, "checkpoints kept, the newest", least=1)
     max_seconds: float = setting(0.0, "stop cleanly, with a checkpoint, after so many seconds; 0: no limit", least=0)
+    max_bytes: int = setting(0, "stop cleanly after so many bytes sent by all ranks (at their own pace, when they meet); 0: no "
+                             "limit", least=0)
     target_accuracy: float = setting(0.0, "stop when the validation accuracy (0 to 1) reaches this; 0: never", least=0, most=1)
 
     def __post_init__(self) -> None:
@@ -173,12 +175,35 @@ FIELDS = {field.name: field for field in dataclasses.fields(Job)}
 
 def make_job(settings: Mapping[str, Any]) -> Job:
     """A `Job` from names and values; an unknown name is a `UsageError` that suggests the nearest one."""
-    for key in settings:
-        if key not in FIELDS:
-            close = difflib.get_close_matches(key, FIELDS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(FIELDS)}"
-            raise UsageError(f"unknown setting {key!r}; {hint}")
+    check_names(settings, FIELDS)
     return Job(**settings)
+
+
+def check_names(given: Iterable[str], known: Iterable[str], what: str = "setting") -> None:
+    """Raise a `UsageError` for a name that is not ``known``; it suggests the nearest one."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+            raise UsageError(f"unknown {what} {name!r}; {hint}")
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """What is in a TOML file.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read or is not TOML.
+    """
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"job file {path}: {error.strerror}; wanted a TOML file of settings") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"job file {path}: not TOML ({error})") from None
 
 
 def read_job_file(path: str | Path) -> dict[str, Any]:
@@ -189,13 +214,7 @@ def read_job_file(path: str | Path) -> dict[str, Any]:
     UsageError
         If the file cannot be read or is not TOML.
     """
-    try:
-        with open(path, "rb") as file:
-            settings = tomllib.load(file)
-    except OSError as error:
-        raise UsageError(f"job file {path}: {error.strerror}; wanted a TOML file of settings") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"job file {path}: not TOML ({error})") from None
+    settings = read_toml(path)
     section = settings.get("train")
     if not isinstance(section, dict):
         return settings

@@ -22,6 +22,7 @@ import numpy as np
 
 from mpiddl.disk import writing
 from mpiddl.models.base import Score
+from mpiddl.traffic import Traffic
 from mpiddl.transport.base import MAX, Comm, Meter
 
 
@@ -80,6 +81,13 @@ class Metrics:
         Where lines go: on rank 0 if in lockstep, else on every rank.
     lockstep : bool
         Whether ranks write lines together.
+
+    Attributes
+    ----------
+    aside_s : float
+        Seconds of this session that were no part of training.
+    traffic : Traffic
+        What the hosts' links carry from now on. Made collectively.
     """
 
     def __init__(self, comm: Comm, meter: Meter, offset: float, lines: Lines, lockstep: bool, earlier_s: float = 0.0,
@@ -96,6 +104,8 @@ class Metrics:
         self._loss, self._count = 0.0, 0
         self._correct: int | None = 0
         self._entered, self._aside = self.comm.now(), 0.0
+        self.aside_s = 0.0
+        self.traffic = Traffic(comm)
 
     @property
     def elapsed_s(self) -> float:
@@ -126,7 +136,9 @@ class Metrics:
         try:
             yield
         finally:
-            self._aside += self.comm.now() - entered
+            spent = self.comm.now() - entered
+            self._aside += spent
+            self.aside_s += spent
 
     def line(self, step: int, epoch: float, rate: float) -> dict[str, Any]:
         """Close the interval since the last line, write it, and return it on every rank. Collective if in lockstep."""

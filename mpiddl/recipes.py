@@ -1,10 +1,22 @@
-"""From the settings of a job to its model, optimiser and schedule."""
+"""From the settings of a job to its data, model, optimiser and schedule."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpiddl.data import Data, Task, open_data
 from mpiddl.job import Job
 from mpiddl.models import MLP
 from mpiddl.optim import SGD, Adam, AdamW, Constant, Cosine, Optimiser, Schedule, Step
+
+TASKS: dict[str, Task | None] = {"auto": None, "cross-entropy": "classification", "squared-error": "regression"}
+"""What a loss makes of the labels; None: what they are by themselves."""
+
+
+def find_data(job: Job, search: Sequence[Path]) -> Data:
+    """The data set that ``job`` names, itself or in a folder of ``search``."""
+    return open_data(job.data, search, task=TASKS[job.loss], test_fraction=job.test_fraction)
 
 
 def make_model(job: Job, features: int, outputs: int, labels: bool) -> MLP:

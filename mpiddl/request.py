@@ -17,9 +17,9 @@ from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__
 
 # Settings that may change when a run is continued. Any other makes it a different run.
-FREE_ON_RESUME = {"data", "epochs", "max_steps", "max_seconds", "target_accuracy", "keep", "checkpoint_every", "log_every",
-                  "threads", "strategy", "shards", "slow", "jitter", "drop", "simulate", "node_workers", "step_seconds",
-                  "message_seconds"}
+FREE_ON_RESUME = {"data", "epochs", "max_steps", "max_seconds", "max_bytes", "target_accuracy", "keep", "checkpoint_every",
+                  "log_every", "threads", "strategy", "shards", "slow", "jitter", "drop", "simulate", "node_workers",
+                  "step_seconds", "message_seconds"}
 
 
 class Request(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 
 from mpiddl import checkpoint
 from mpiddl.checkpoint import Checkpoint
-from mpiddl.data import Data, ShardedRows, Task, arrays_data, open_data, sorted_warning
+from mpiddl.data import Data, ShardedRows, arrays_data, sorted_warning
 from mpiddl.data.draws import generator
 from mpiddl.errors import CheckpointError, UsageError
 from mpiddl.folder import Folder
@@ -24,7 +24,7 @@ from mpiddl.layout import DEFAULT_SHARDS, Layout, check_batch, check_branches, s
 from mpiddl.loop import Plan, State, applying
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
-from mpiddl.recipes import make_model, make_optimiser, make_schedule
+from mpiddl.recipes import TASKS, find_data, make_model, make_optimiser, make_schedule
 from mpiddl.request import Request, agreed_job, is_object, search_path
 from mpiddl.strategies import Placement, Strategy, describe
 from mpiddl.transport.agree import agreed, check_equal
@@ -207,17 +207,15 @@ def _checksum(arrays: Any) -> int:
 
 
 def _open_data(job: Job, request: Request) -> Data:
-    tasks: dict[str, Task | None] = {"auto": None, "cross-entropy": "classification", "squared-error": "regression"}
-    task = tasks[job.loss]
     if isinstance(request.data, Data):
         return request.data
     if is_object(request.data) and not isinstance(request.data, Path):
         x, y = _pair("data", request.data)
         x_test, y_test = (None, None) if request.test is None else _pair("test", request.test)
-        return arrays_data(x, y, x_test, y_test, task=task, test_fraction=job.test_fraction)
+        return arrays_data(x, y, x_test, y_test, task=TASKS[job.loss], test_fraction=job.test_fraction)
     if request.test is not None:
         raise UsageError("test: got test rows beside a named data set, wanted them beside arrays, data=(x, y)")
-    return open_data(job.data, search_path(os.environ), task=task, test_fraction=job.test_fraction)
+    return find_data(job, search_path(os.environ))
 
 
 def _pair(argument: str, value: Any) -> tuple[Any, Any]:
@@ -285,6 +283,7 @@ def _about(job: Job, strategy: Strategy, model: Any, data: Data, layout: Layout,
         "model": {key: value for key, value in described.items() if isinstance(value, (str, tuple, int, float))},
         "data": {"name": data.name, "features": data.features, "outputs": data.outputs, "classes": data.classes},
         "rows": data.train.n,
+        "train_rows": layout.train_rows,
         "shards": layout.shards,
         "steps_per_epoch": layout.steps_per_epoch,
     }

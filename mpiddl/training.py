@@ -178,13 +178,16 @@ def _run(link: Any, control: Any, session: Session) -> Result:
     try:
         loop(link, session.model, session.optimiser, session.strategy, session.plan, state, watch, _pace(link, session.job))
         manifest = _finish(link, control, session, state, watch)
-        splits = metrics.finish()
+        watch.look_back(state)
+        splits, hosts = metrics.finish(), metrics.traffic.hosts()
         tested = evaluate_rows(control, session.model, state.params, session.test_rows())
     finally:
         shown.close()
         lines.close()
     figures = session.strategy.figures(link, state.strategy, state.replica)
     summary = {**_summary(control, session, state, metrics, splits, tested, watch.ended, manifest), **control.bcast(figures)}
+    if hosts:
+        summary["hosts"] = hosts
     if control.rank == 0:
         _hand_over(session, summary, splits, history)
     return Result(session.model, state.params.views, summary, history, control.rank)
@@ -244,7 +247,7 @@ def _summary(control: Any, session: Session, state: State, metrics: Metrics, spl
         "checkpoint_sha256": _checksum(session, state, manifest),
         "per_rank": [split._asdict() for split in splits],
         "clocks": "arrivals compared on rank 0's clock, aligned at the start by the shortest of 8 round trips",
-        **{key: session.about[key] for key in ("model", "data", "mpiddl", "mpi")},
+        **{key: session.about[key] for key in ("model", "data", "train_rows", "mpiddl", "mpi")},
     }
 
 

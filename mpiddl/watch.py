@@ -25,6 +25,9 @@ from mpiddl.models.base import Score
 from mpiddl.strategies.base import Step, Strategy
 from mpiddl.transport.base import IN_PLACE, Comm
 
+DIVERGED = "training has diverged"
+"""In the words of an error for which the job is to blame, not the machine."""
+
 CHECK_S = 0.5  # how often ranks in lockstep ask each other for the time
 
 
@@ -51,6 +54,7 @@ class Watch:
     show: Callable[[dict[str, Any]], None]
     ended: str = ""
     _check_at: int = field(default=1, init=False)
+    _why: str = field(default="", init=False)
 
     def __call__(self, state: State, step: Step, score: Score, meet: bool = False) -> bool:
         self.metrics.add(score, step.count)
@@ -72,8 +76,10 @@ class Watch:
                     self.ended = f"validation accuracy reached {self.job.target_accuracy:g}"
                 elif self.checkpoints:
                     self.save(state)
+                if not self.ended and self.job.max_bytes and self._spent(self.metrics.all_bytes()):
+                    self.ended = self._why
         if step.total and not self.ended and self._late(done):  # who serves goes on until nobody is left
-            self.ended = f"{self.job.max_seconds:g} s are over"
+            self.ended = self._why
         return bool(self.ended)
 
     def _save_now(self, done: int) -> bool:
@@ -85,6 +91,10 @@ class Watch:
         After a strategy has ``finished`` its state has served: a run that is prolonged begins with a new one.
         """
         assert self.checkpoints is not None
+        with self.metrics.traffic.aside():
+            return self._save(self.checkpoints, state, finished)
+
+    def _save(self, checkpoints: Path, state: State, finished: bool) -> dict[str, Any]:
         step = max(self.comm.allgather(self.plan.done(state)))
         counts = {"index": state.index, "updates": state.updates}
         common = counts if self.strategy.lockstep else {"index": step, "updates": step}
@@ -95,7 +105,7 @@ class Watch:
             own |= {f"moment.{name}": moment for name, moment in moments.items()}
             moments = {name: self._mean(moment) for name, moment in moments.items()}
         return checkpoint.save(
-            self.comm, self.checkpoints, step, params.views, moments, own,
+            self.comm, checkpoints, step, params.views, moments, own,
             {**counts, "strategy": None if finished else state.strategy},
             {**self.about, **common, "elapsed": self.metrics.elapsed_s, "bytes_sent": self.metrics.all_bytes()},
             self.job.keep,
@@ -117,37 +127,78 @@ class Watch:
         self.comm.Allreduce(IN_PLACE, total)
         return total / total.dtype.type(self.comm.size)
 
-    def _validated(self, state: State) -> bool:
+    def look_back(self, state: State) -> None:
+        """Validate the finished model, where ranks ended each at its own pace: they have not met since. Collective."""
+        if not self.strategy.lockstep:
+            with self.metrics.aside():
+                self._validated(state, finished=True)
+
+    def _validated(self, state: State, finished: bool = False) -> bool:
         """Measure on the validation rows; True if the target is reached. Collective."""
         if not self.job.validation:
             return False
-        found = evaluate_rows(self.comm, self.model, self.consensus(state), self.validation())
+        elapsed, aside = self.metrics.elapsed_s, self.metrics.aside_s
+        with self.metrics.traffic.aside():
+            model = state.params if finished else self.consensus(state)
+            found = evaluate_rows(self.comm, self.model, model, self.validation())
+            distance = None if finished else finite(self._distance(state, model))
+            step = max(self.comm.allgather(self.plan.done(state)))  # of the run: a rank that is slow has done fewer
+            sent = self.metrics.all_bytes()
         if not found.count:
             return False
         line = {
             "step": state.index,
-            "epoch": round(state.index / self.plan.steps_per_epoch, 4),
+            "epoch": round(step / self.plan.steps_per_epoch, 4),
             "validation_loss": finite(found.loss),
             "validation_accuracy": found.accuracy,
-            "elapsed": round(self.metrics.elapsed_s, 4),
-            "bytes": self.metrics.bytes_sent,
+            "distance": distance,
+            "elapsed": round(elapsed, 4),
+            "aside": round(aside, 4),
+            "bytes": sent,
         }
         self.metrics.lines.write(line)
         self.show(line)
         return bool(self.job.target_accuracy) and (found.accuracy or 0.0) >= self.job.target_accuracy
 
+    def _distance(self, state: State, model: FlatBuffer) -> float:
+        """How far the ranks that train are from ``model``, in the quadratic mean, by the norm of it. Collective."""
+        if self.strategy.replicated and not self.strategy.guesses:
+            return 0.0
+        trains = not self.plan.placement.serves
+        apart = (state.params.flat - model.flat).astype(float)
+        sums = np.array([float(apart @ apart), 1.0]) if trains else np.zeros(2)
+        self.comm.Allreduce(IN_PLACE, sums)
+        norm = float(np.linalg.norm(model.flat.astype(float)))
+        return float(np.sqrt(sums[0] / max(sums[1], 1.0))) / norm if norm else 0.0
+
     def _late(self, done: int) -> bool:
-        """Whether the time is up. In lockstep all ranks ask at the same steps, about every half second."""
-        if not self.job.max_seconds:
-            return False
-        elapsed = self.metrics.session_s
+        """Whether time or bytes are used up. In lockstep all ranks ask at the same steps, about every half second."""
+        limit_s, limit_bytes = self.job.max_seconds, self.job.max_bytes
+        elapsed, steps = self.metrics.session_s, max(self.metrics.session_steps, 1)
         if not self.strategy.lockstep:
-            return elapsed >= self.job.max_seconds
-        if done < self._check_at:
+            return self._timed_out(elapsed)
+        if not (limit_s or limit_bytes) or done < self._check_at:
             return False
-        latest = max(self.comm.allgather(elapsed))
-        self._check_at = done + max(1, int(CHECK_S * max(self.metrics.session_steps, 1) / max(latest, 1e-9)))
-        return latest >= self.job.max_seconds
+        everyone = self.comm.allgather((elapsed, self.metrics.meter.bytes))
+        latest = max(theirs[0] for theirs in everyone)
+        sent = self.metrics.earlier_bytes + sum(theirs[1] for theirs in everyone)
+        pause = CHECK_S * steps / max(latest, 1e-9)
+        if limit_bytes and sent:
+            pause = min(pause, (limit_bytes - sent) / (2 * sent) * done)  # half of what is left
+        self._check_at = done + max(1, int(pause))
+        return self._timed_out(latest) or self._spent(sent)
+
+    def _timed_out(self, elapsed_s: float) -> bool:
+        if not self.job.max_seconds or elapsed_s < self.job.max_seconds:
+            return False
+        self._why = f"{self.job.max_seconds:g} s are over"
+        return True
+
+    def _spent(self, sent: int) -> bool:
+        if not self.job.max_bytes or sent < self.job.max_bytes:
+            return False
+        self._why = f"{self.job.max_bytes} bytes are sent"
+        return True
 
     def check_replicas(self, state: State) -> None:
         """Raise a `MismatchError` on every rank if ranks that should hold the same bits do not. Collective."""
@@ -169,6 +220,6 @@ class Watch:
 def _check_loss(line: dict[str, Any]) -> None:
     if line["loss"] is None:
         raise ConvergenceError(
-            f"step {line['step']}: the loss is no longer a finite number: training has diverged at rate {line['rate']:g}; "
+            f"step {line['step']}: the loss is no longer a finite number: {DIVERGED} at rate {line['rate']:g}; "
             "wanted a smaller rate, a warm-up or clip"
         )

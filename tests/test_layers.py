@@ -16,6 +16,7 @@ pytestmark = pytest.mark.no_mpi
 LAYERS = """
 __main__
 cli
+compare
 bench
 training inference decomposition doctor
 session watch probes
@@ -23,6 +24,7 @@ request
 prediction loop evaluation
 checkpoint recipes warming report folder
 metrics job communicator conditions
+traffic
 strategies
 tuning
 models optim data

@@ -1,18 +1,13 @@
-"""What the runs of ``mpiddl bench staleness`` say: means, and differences of runs with the same seed, with 95 % intervals.
-
-An interval is that of Student's t for the mean of n seeds: half of it is t(0.975, n - 1) s / sqrt(n). One seed has none.
-"""
+"""What the runs of ``mpiddl bench staleness`` say: means, and differences of runs with the same seed, with 95 % intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import sqrt
 from pathlib import Path
-from statistics import fmean, median, stdev
-from typing import Any, NamedTuple
+from statistics import fmean, median
+from typing import Any
 
-from scipy import stats
-
+from mpiddl.bench.intervals import mean, with_half
 from mpiddl.bench.output import Rows
 from mpiddl.bench.staleness_runs import SEQUENTIAL
 from mpiddl.errors import UsageError
@@ -33,28 +28,6 @@ Outcomes = Mapping[int, Mapping[str, Any]]
 
 Place = tuple[str, int, str]
 """Pattern, workers, rule."""
-
-
-class Mean(NamedTuple):
-    """Of several seeds; ``half`` the width of its interval, None of one."""
-
-    value: float
-    half: float | None
-    seeds: int
-
-
-def mean(values: Sequence[float]) -> Mean:
-    """The mean and its interval.
-
-    Examples
-    --------
-    >>> value, half, seeds = mean([1.0, 2.0, 3.0])
-    >>> value, round(half, 4), seeds
-    (2.0, 2.4841, 3)
-    """
-    n = len(values)
-    half = float(stats.t.ppf(0.975, n - 1)) * stdev(values) / sqrt(n) if n > 1 else None
-    return Mean(fmean(values), half, n)
 
 
 def rows(rules: Sequence[str], found: Mapping[Place, Outcomes], reference: Outcomes,
@@ -130,14 +103,10 @@ def _cells(row: Mapping[str, Any], first: bool) -> list[str]:
     came = {None: "", True: "yes", False: "no"}[row["came"]] + ("?" if row["sure"] is False else "")
     return [
         str(row["workers"]) if first else "", rule, f"{row['rate']:g}", f"{row['delay']:g}", str(len(row["seeds"])),
-        _with_half(row["accuracy"], row["interval"]), row["baseline"],
-        _with_half(row["baseline_accuracy"], row["baseline_interval"]),
-        _with_half(row["difference"], row["difference_interval"], "+"), wanted, came,
+        with_half(row["accuracy"], row["interval"]), row["baseline"],
+        with_half(row["baseline_accuracy"], row["baseline_interval"]),
+        with_half(row["difference"], row["difference_interval"], "+"), wanted, came,
     ]  # fmt: skip
-
-
-def _with_half(value: float, half: float | None, sign: str = "") -> str:
-    return f"{value:{sign}.2f}" + ("" if half is None else f" ± {half:.2f}")
 
 
 def draw(path: Path, data: str, rows: Rows) -> None:

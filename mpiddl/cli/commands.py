@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mpiddl.cli import collectives, decomposition, delayed, overlap, server, staleness, testbed, tuning
+from mpiddl.cli import collectives, compare, decomposition, delayed, overlap, server, staleness, testbed, tuning
 from mpiddl.errors import UsageError
 from mpiddl.job import FIELDS, make_job, read_job_file
 from mpiddl.version import __version__
@@ -166,6 +166,7 @@ bench.add_command(delayed.delayed)
 bench.add_command(server.server)
 bench.add_command(staleness.staleness)
 mpiddl.add_command(testbed.testbed)
+mpiddl.add_command(compare.compare)
 decomposition.add_to(mpiddl)
 decomposition.add_bench_to(bench)
 tuning.add_to(mpiddl, bench)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from mpiddl.cli.signals import end_on_signals
 from mpiddl.disk import check_writable
 from mpiddl.errors import OutputError, UsageError
 
@@ -94,7 +93,7 @@ def run(command: tuple[str, ...], hosts: int | None, rate: str | None, loss: str
     if hosts is None and (rate or slurm or loss != "0%"):
         raise UsageError("run: --rate, --loss and --slurm came without --hosts, which they need: they belong to a new cluster")
     _check_run(path, slurm, ranks_per_host, options)
-    _end_on_signals()
+    end_on_signals()
     with _bed(hosts, rate, loss, slurm, name) as bed:
         if slurm:
             result = bed.exec("login", command, timeout_s=limit, capture=False)
@@ -155,16 +154,6 @@ def _write(path: Path, result: Result) -> None:
         raise OutputError(f"json: {path} cannot be written: {error.strerror}") from None
 
 
-def _end_on_signals() -> None:
-    """SIGTERM and SIGHUP take the cluster down as Ctrl-C does."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, leave)
-
-
 @testbed.command()
 @click.option("--hosts", default=4, show_default=True, metavar="N", help="How many; they are called h1, h2, ...")
 @_cluster_options
@@ -174,7 +163,7 @@ def up(hosts: int, rate: str | None, loss: str, slurm: bool, name: str) -> None:
     from mpiddl.testbed import Testbed
     from mpiddl.testbed.plan import show_rate
 
-    _end_on_signals()
+    end_on_signals()
     bed = Testbed(hosts, rate, loss, slurm)
     bed.open(name)
     plan = bed.cluster.plan
@@ -193,7 +182,7 @@ Examples:
 @_NAME
 def exec(host: str, command: tuple[str, ...], name: str) -> None:
     """Run a command on HOST (h1, h2, ..., or login), in this folder. The exit code is the command's."""
-    _end_on_signals()
+    end_on_signals()
     with _bed(None, None, "", False, name) as bed:
         sys.exit(bed.exec(host, command[command[0] == "--" :], capture=False).returncode)
 

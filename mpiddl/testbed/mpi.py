@@ -24,10 +24,9 @@ _ELSEWHERE = ("XDG_RUNTIME_DIR",)  # in /run, of which every host has its own
 _AS_ROOT = [f"{part}_ALLOW_RUN_AS_ROOT{twice}" for part in ("OMPI", "PRTE") for twice in ("", "_CONFIRM")]
 # All hosts share this machine's cores: a rank that waits has to leave its core to the others, none may be bound.
 # Without ^ucx, one-sided windows print a harmless error. Daemons are started from the login node, never by each other.
-_OPEN_MPI = dict.fromkeys(_AS_ROOT, "1") | {
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "OMPI_MCA_osc": "^ucx",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
+_ANYHOW = dict.fromkeys(_AS_ROOT, "1") | {"OMPI_MCA_osc": "^ucx"}
+_CROWDED = {"OMPI_MCA_mpi_yield_when_idle": "1", "PRTE_MCA_hwloc_default_binding_policy": "none"}
+_OPEN_MPI = _ANYHOW | _CROWDED | {
     "PRTE_MCA_plm_ssh_agent": str(SHARED / "agent"),
     "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
 }
@@ -82,6 +81,12 @@ def command(launcher: Launcher, ranks: Sequence[int], program: Sequence[str], ar
     if list(ranks) != sorted(ranks):
         placed += ["-rankmap", f"(vector,{','.join(str(used.index(host)) for host in ranks)})"]
     return [launcher.path, *placed, *size, *arguments, *program]
+
+
+def willing(env: Mapping[str, str], crowded: bool) -> dict[str, str]:
+    """``env`` with which Open MPI starts on this machine, by root, too, and ``crowded``, with more ranks than cores."""
+    more = _CROWDED | {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"} if crowded else {}
+    return _ANYHOW | more | {"HOME": "/tmp"} | dict(env)  # without a home it does not start
 
 
 def environment(launcher: Launcher | None, env: Mapping[str, str], python: str = sys.executable) -> dict[str, str]:

@@ -24,7 +24,7 @@ from mpiddl.testbed.rights import with_tools
 # What timeout(1) exits with.
 OUT_OF_TIME = 124
 # Every process of a run inherits it. Sessions and process groups tell nothing: mpiexec gives each rank its own.
-_MARK = "MPIDDL_TESTBED_RUN"
+MARK = "MPIDDL_TESTBED_RUN"
 _LAST_WORDS_S = 2.0
 
 
@@ -56,7 +56,7 @@ def run(cluster: Cluster, command: Sequence[str], env: Mapping[str, str], *, hos
     Without ``capture`` it has our streams, but for standard error if ``quiet`` asks to take `noise` out of it.
     """
     mark = uuid.uuid4().hex
-    whole, marked = cluster.enter(command, host, cwd), with_tools(env) | {_MARK: mark}
+    whole, marked = cluster.enter(command, host, cwd), with_tools(env) | {MARK: mark}
     # Files, not pipes: a process that outlives the command would hold a pipe open.
     with contextlib.ExitStack() as stack:
         out, err = (stack.enter_context(tempfile.TemporaryFile()) if capture else None for _ in range(2))
@@ -106,7 +106,7 @@ def sweep(mark: str) -> None:
 
 
 def _marked(mark: str) -> list[int]:
-    wanted = f"{_MARK}={mark}".encode()
+    wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's

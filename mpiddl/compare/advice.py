@@ -1,0 +1,163 @@
+"""What to take, in plain language, and the figures behind it.
+
+Who is within ``margin`` points of the most accurate is good enough. Of these the fastest is recommended - to the target, if
+there is one -, and where several are as fast, as far as the seeds can tell, the one that sends least. A difference is beyond
+noise if the 95 % interval of its mean over paired seeds does not hold 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from mpiddl.compare.figures import Entry, Measure, entries, paired, points, reaching, seconds, sent
+from mpiddl.compare.grid import Cell, Grid
+from mpiddl.compare.words import difference, percent, told
+
+CLOSE = 1.2
+"""Who takes longer than so many times the fastest is not as fast, however noisy the seeds."""
+
+
+class Advice(NamedTuple):
+    """For one number of workers: which contender, if any, and why, a sentence or two an entry."""
+
+    workers: int
+    choice: str | None
+    reasons: list[str]
+
+
+def advise(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int, simulated: bool) -> Advice:
+    """The recommendation for so many workers."""
+    there = entries(grid, found, workers)
+    whole = [entry for entry in there if entry.whole]
+    if not whole:
+        return Advice(workers, None, ["No strategy has a result of every seed, so nothing is recommended.", *_troubles(there)])
+    best = max(whole, key=_accuracy)
+    good = [entry for entry in whole if _accuracy(best) - _accuracy(entry) <= grid.margin]
+    able = [entry for entry in good if _reaches(grid, entry)] or good
+    spent, cost = _cost(grid, able)
+    fastest = min(able, key=lambda entry: _value(entry, cost))
+    tied = [entry for entry in able if _as_fast(entry, fastest, cost)]
+    choice = min(tied, key=lambda entry: _value(entry, sent))
+    baseline = next(entry for entry in there if entry.label == grid.baseline)
+    return Advice(workers, choice.label, [
+        f"Take {choice.label}{_of(choice, grid)}",
+        *_good_enough(grid, good, [entry for entry in whole if entry not in good], best),
+        *(_why(choice, tied, spent) if len(able) > 1 else []),
+        *_against(choice, baseline, cost, spent),
+        *_others(grid, choice, good, best),
+        *_troubles(there),
+        *_caveats(grid, simulated),
+    ])  # fmt: skip
+
+
+def _cost(grid: Grid, able: list[Entry]) -> tuple[str, Measure]:
+    """The time that counts, in words, and its measure."""
+    if all(_reaches(grid, entry) for entry in able):
+        return f"time to {percent(grid.target)} on the validation rows", reaching(grid.target, "seconds")
+    return "time of training", seconds
+
+
+def _reaches(grid: Grid, entry: Entry) -> bool:
+    """Whether it comes to the target, if there is one, with every seed."""
+    return bool(grid.target) and all(reaching(grid.target, "seconds")(each) is not None for each in entry.good.values())
+
+
+def _value(entry: Entry, measure: Measure) -> float:
+    """The mean of what every outcome has."""
+    found = entry.mean(measure)
+    assert found is not None
+    return found.value
+
+
+def _accuracy(entry: Entry) -> float:
+    return _value(entry, points)
+
+
+def _as_fast(entry: Entry, fastest: Entry, cost: Measure) -> bool:
+    """As far as the seeds can tell."""
+    gap = paired(entry, fastest, cost)
+    noise = gap is not None and (gap.half is None or gap.value <= gap.half)
+    return noise and _value(entry, cost) <= CLOSE * _value(fastest, cost)
+
+
+def _of(entry: Entry, grid: Grid) -> str:
+    """Its figures."""
+    parts = [f"{told(entry.mean(points))} % of the test rows right", f"{told(entry.mean(seconds))} s of training",
+             f"{told(entry.mean(sent))} MB sent"]  # fmt: skip
+    until = told(entry.mean(reaching(grid.target, "seconds"))) if _reaches(grid, entry) else ""
+    return f": {', '.join(parts)}" + (f"; {percent(grid.target)} on the validation rows after {until} s." if until else ".")
+
+
+def _good_enough(grid: Grid, good: list[Entry], below: list[Entry], best: Entry) -> list[str]:
+    others = [f"{entry.label} ({difference(paired(entry, best, points), 'points')})" for entry in good if entry is not best]
+    if others:
+        lines = [f"{best.label} is the most accurate on average. As good, within {grid.margin:g} points: {'; '.join(others)}."]
+    else:
+        lines = [f"{best.label} is the most accurate on average, and no other comes within {grid.margin:g} points of it."]
+    if below:
+        least = [f"{entry.label} ({difference(paired(entry, best, points), 'points')})" for entry in below]
+        noisy = any("within" in each for each in least)
+        unsure = " Where that is within noise, more seeds may tell otherwise." if noisy else ""
+        lines.append(f"Further below it: {'; '.join(least)}.{unsure}")
+    return lines
+
+
+def _why(choice: Entry, tied: list[Entry], spent: str) -> list[str]:
+    if len(tied) == 1:
+        return [f"Of the good ones {choice.label} is the fastest ({spent})."]
+    equal = " and ".join(filter(None, [", ".join(entry.label for entry in tied[:-1]), tied[-1].label]))
+    return [f"Of the good ones {equal} are the fastest, alike as far as these seeds can tell ({spent}); of these "
+            f"{choice.label} sends the fewest bytes."]  # fmt: skip
+
+
+def _against(choice: Entry, baseline: Entry, cost: Measure, spent: str) -> list[str]:
+    if choice is baseline:
+        return [f"{choice.label} is the baseline itself: of what else has results, nothing is worth a change."]
+    accuracy, longer = paired(choice, baseline, points), paired(choice, baseline, cost)
+    if accuracy is None:
+        return [f"The baseline, {baseline.label}, has no result to compare with."]
+    parts = [f"accuracy {difference(accuracy, 'points')}"]
+    parts += [f"{spent} {difference(longer, 's')}"] if longer else []
+    ours, theirs = _value(choice, sent), _value(baseline, sent)
+    if ours and theirs:
+        fewer = theirs >= ours
+        parts.append(f"{theirs / ours:.1f} times fewer bytes" if fewer else f"{ours / theirs:.1f} times as many bytes")
+    return [f"Against the baseline, {baseline.label}, with the same seeds: {'; '.join(parts)}."]
+
+
+def _others(grid: Grid, choice: Entry, good: list[Entry], best: Entry) -> list[str]:
+    """Who else is worth a look, by what counts."""
+    least = min(good, key=lambda entry: _value(entry, sent))
+    lines = []
+    if _value(least, sent) < _value(choice, sent):
+        lines.append(f"If bytes are what you pay for: {least.label}{_of(least, grid)}")
+    if best is not choice:
+        lines.append(f"If accuracy alone counts: {best.label}{_of(best, grid)}")
+    return lines
+
+
+def _troubles(there: list[Entry]) -> list[str]:
+    lines = []
+    for entry in there:
+        parts = [f"diverged with seed {', '.join(map(str, entry.diverged))}"] if entry.diverged else []
+        if entry.failed:
+            parts.append(f"failed with seed {', '.join(map(str, entry.failed))}: {next(iter(entry.failed.values()))}")
+        if entry.missing:
+            parts.append(f"has not been run with seed {', '.join(map(str, entry.missing))}")
+        if parts:
+            lines.append(f"{entry.label} is left out: it {'; it '.join(parts)}.")
+    return lines
+
+
+def _caveats(grid: Grid, simulated: bool) -> list[str]:
+    lines = []
+    if len(grid.seeds) < 3:
+        one = len(grid.seeds) == 1
+        came = "There was one seed: nothing here tells what chance does" if one else "There were two seeds: intervals are wide"
+        lines.append(f"{came}. Take three or more before you rely on it.")
+    if simulated:
+        job = grid.shared_job()
+        lines.append(f"Seconds are simulated: {job.step_seconds:g} for a worker's step, {job.message_seconds:g} for a message "
+                     "whatever its size. They tell who waits for whom, not how fast your network is.")  # fmt: skip
+    return lines

@@ -1,0 +1,161 @@
+"""What the cells of a comparison say: for each strategy and number of workers means over the seeds, with 95 % intervals, and
+differences to the baseline of runs with the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from mpiddl.bench.intervals import Mean, mean
+from mpiddl.compare.grid import Cell, Contender, Grid
+from mpiddl.strategies.push import staleness
+
+Outcome = Mapping[str, Any]
+Measure = Callable[[Outcome], float | None]
+
+
+class Entry(NamedTuple):
+    """A contender on so many workers.
+
+    good : the outcomes that are results, by seed.
+    diverged, failed : seeds of which nothing came; ``failed`` with the reason.
+    missing : seeds that have not been run.
+    """
+
+    contender: Contender
+    workers: int
+    good: Mapping[int, Outcome]
+    diverged: tuple[int, ...]
+    failed: Mapping[int, str]
+    missing: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return self.contender.label
+
+    @property
+    def whole(self) -> bool:
+        """Whether every seed has a result."""
+        return not (self.diverged or self.failed or self.missing)
+
+    def mean(self, measure: Measure) -> Mean | None:
+        """Over the seeds that have it; None if none has."""
+        values = [value for outcome in self.good.values() if (value := measure(outcome)) is not None]
+        return mean(values) if values else None
+
+    def staleness(self) -> dict[str, Any] | None:
+        """Of the gradients of all seeds together; None where ranks step together, so that none is late."""
+        counts: dict[str, int] = {}
+        for outcome in self.good.values():
+            for delay, count in ((outcome.get("staleness") or {}).get("histogram") or {}).items():
+                counts[delay] = counts.get(delay, 0) + count
+        return staleness(counts) if counts else None
+
+
+def entries(grid: Grid, found: Mapping[Cell, Outcome], workers: int) -> list[Entry]:
+    """One for each contender, in their order."""
+    made = []
+    for contender in grid.contenders:
+        by_seed = {seed: found.get(Cell(contender, workers, seed)) for seed in grid.seeds}
+        good = {seed: each for seed, each in by_seed.items() if each and not each.get("error") and not each.get("diverged")}
+        diverged = tuple(seed for seed, each in by_seed.items() if each and each.get("diverged"))
+        failed = {seed: each["error"] for seed, each in by_seed.items() if each and each.get("error")}
+        missing = tuple(seed for seed, each in by_seed.items() if not each)
+        made.append(Entry(contender, workers, good, diverged, failed, missing))
+    return made
+
+
+def paired(one: Entry, other: Entry, measure: Measure) -> Mean | None:
+    """The mean over the seeds that both have of ``one`` minus ``other``; None if they have none in common."""
+    differences = []
+    for seed in sorted(one.good.keys() & other.good.keys()):
+        a, b = measure(one.good[seed]), measure(other.good[seed])
+        if a is not None and b is not None:
+            differences.append(a - b)
+    return mean(differences) if differences else None
+
+
+def points(outcome: Outcome) -> float:
+    """Test accuracy in %."""
+    return 100 * outcome["accuracy"]
+
+
+def seconds(outcome: Outcome) -> float:
+    """Of training, without validation."""
+    return float(outcome["seconds"])
+
+
+def sent(outcome: Outcome) -> float:
+    """Payload in MB: each message counted once, where it is sent."""
+    return float(outcome["bytes"]) / 1e6
+
+
+def egress(outcome: Outcome) -> float | None:
+    """MB that the hosts' links sent; None where they are not counted."""
+    return _links(outcome, "sent")
+
+
+def ingress(outcome: Outcome) -> float | None:
+    """MB that the hosts' links received."""
+    return _links(outcome, "received")
+
+
+def _links(outcome: Outcome, way: str) -> float | None:
+    hosts = outcome.get("hosts")
+    return sum(host[way] for host in hosts) / 1e6 if hosts else None
+
+
+def apart(outcome: Outcome) -> float | None:
+    """Consensus distance in % of the model's norm, the mean of all validations."""
+    found = [point["distance"] for point in outcome["curve"] if point["distance"] is not None]
+    return 100 * fmean(found) if found else None
+
+
+def reaching(target: float, axis: str) -> Measure:
+    """A measure: how many ``axis`` ("seconds", "bytes", "samples") until the first validation at or above ``target``."""
+
+    def measure(outcome: Outcome) -> float | None:
+        return next((float(point[axis]) for point in outcome["curve"] if (point["accuracy"] or 0.0) >= target), None)
+
+    return measure
+
+
+def rows(grid: Grid, found: Mapping[Cell, Outcome]) -> list[dict[str, Any]]:
+    """Everything that the report's tables tell, as plain values; a mean is ``{"value", "half", "seeds"}``."""
+    made = []
+    for workers in grid.workers:
+        there = entries(grid, found, workers)
+        baseline = next(entry for entry in there if entry.label == grid.baseline)
+        made += [_row(grid, entry, baseline) for entry in there]
+    return made
+
+
+def _row(grid: Grid, entry: Entry, baseline: Entry) -> dict[str, Any]:
+    measures: dict[str, Measure] = {"accuracy": points, "seconds": seconds, "sent_mb": sent, "egress_mb": egress,
+                                    "ingress_mb": ingress, "distance": apart}  # fmt: skip
+    if grid.target:
+        measures |= {f"{axis}_to_target": reaching(grid.target, axis) for axis in ("seconds", "bytes", "samples")}
+    late = entry.staleness()
+    return {
+        "strategy": entry.label, "spec": entry.contender.spec, "own": dict(entry.contender.own), "workers": entry.workers,
+        "ranks": next((outcome["ranks"] for outcome in entry.good.values()), None),
+        **{name: _plain(entry.mean(measure)) for name, measure in measures.items()},
+        "difference": None if entry is baseline else _plain(paired(entry, baseline, points)),
+        "reached": _reached(grid, entry),
+        "staleness": late,
+        "samples": _plain(entry.mean(lambda outcome: float(outcome["samples"]))),
+        "seeds": sorted(entry.good), "diverged": list(entry.diverged), "missing": list(entry.missing),
+        "failed": {str(seed): why for seed, why in entry.failed.items()},
+    }  # fmt: skip
+
+
+def _reached(grid: Grid, entry: Entry) -> int | None:
+    """How many seeds reach the target; None if there is none."""
+    there = [reaching(grid.target, "samples")(outcome) is not None for outcome in entry.good.values()]
+    return sum(there) if grid.target else None
+
+
+def _plain(value: Mean | None) -> dict[str, Any] | None:
+    return value._asdict() if value else None

@@ -1,0 +1,250 @@
+"""What is compared: the file of ``mpiddl compare``, read and checked, and the cells of its grid.
+
+    [train]                    settings of `mpiddl train` that all runs share
+    [compare]                  see `KEYS`
+    strategies = ["two-step", "local-sgd:period=8", {strategy = "asgd", rate = 0.02}]
+    workers = [4, 8]
+    seeds = 3
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpiddl.errors import UsageError
+from mpiddl.job import FIELDS, Job, check_names, make_job, read_toml
+from mpiddl.layout import DEFAULT_SHARDS
+from mpiddl.strategies import Strategy, describe, make_strategy
+
+KEYS = {
+    "strategies": "which ones: names as for --strategy, or tables of a name and settings of its own",
+    "workers": "how many ranks compute",
+    "seeds": "how many runs of each, or a list of seeds",
+    "samples": "budget: samples of all ranks together; by default those of [train]'s epochs",
+    "seconds": "budget: seconds of a run, if its epochs are not over before",
+    "bytes": "budget: bytes sent by all ranks, if its epochs are not over before",
+    "target": "accuracy on the validation rows, 0 to 1; how long it takes to get there is told",
+    "baseline": "what the others are compared with; by default the first strategy",
+    "margin": "points of accuracy that may be given for speed or bytes",
+    "limit": "seconds after which a run is ended and told as failed",
+}
+"""The keys of ``[compare]``, and what they mean."""
+
+BUDGETS = "samples", "seconds", "bytes"
+
+NOT_SHARED = {"strategy": "strategies", "seed": "seeds", "simulate": "--simulate", "max_steps": "samples",
+              "max_seconds": "seconds", "max_bytes": "bytes", "target_accuracy": "target"}  # fmt: skip
+"""Settings of a training that the comparison makes itself, and by what it is told."""
+
+OWN = "optimiser", "rate", "momentum", "weight_decay", "clip", "schedule", "warmup", "step_epochs", "step_factor", "scale_rate"
+"""Settings that a strategy may have to itself: how it steps. What is learnt, and how much of it, is the same for all."""
+
+MOST_WORKERS, MOST_SEEDS, MOST_CELLS = 1024, 1000, 100_000
+
+
+class Contender(NamedTuple):
+    """A strategy as it is compared: ``label`` in tables, ``spec`` for `make_strategy`, its own settings and their values."""
+
+    label: str
+    spec: str
+    own: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def strategy(self) -> Strategy:
+        return make_strategy(self.spec)
+
+
+class Cell(NamedTuple):
+    """One run: a contender on so many workers, from one seed."""
+
+    contender: Contender
+    workers: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.contender.label}, {self.workers} worker{'s' * (self.workers > 1)}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A comparison; `read_grid` makes it of a file.
+
+    Raises
+    ------
+    UsageError
+        A value that cannot be taken.
+    """
+
+    train: Mapping[str, Any]
+    contenders: tuple[Contender, ...]
+    workers: tuple[int, ...]
+    seeds: tuple[int, ...]
+    budget: tuple[str, float] | None
+    target: float
+    baseline: str
+    margin: float
+    limit: float
+
+    def cells(self) -> list[Cell]:
+        """All of a seed before the next one, so that a part of the grid says something already."""
+        return [Cell(contender, workers, seed)
+                for seed, workers, contender in product(self.seeds, self.workers, self.contenders)]
+
+    def settings(self, cell: Cell, train_rows: int) -> dict[str, Any]:
+        """The settings of `mpiddl.train`, but for where it runs; ``train_rows`` are those of an epoch."""
+        shared = {**self.train, **dict(cell.contender.own)}
+        found = {**shared, "strategy": cell.contender.spec, "seed": cell.seed, "shards": self.shards(cell.workers),
+                 **self._limits(shared, train_rows)}
+        return {"threads": 1, **found}
+
+    def shards(self, workers: int) -> int:
+        """A number that the workers hold evenly, and that is enough for ranks which only serve: the same for all strategies."""
+        if asked := self.train.get("shards"):
+            return int(asked)
+        most = max(workers + ranks_beside(contender.strategy, workers) for contender in self.contenders)
+        return -(-max(DEFAULT_SHARDS, most) // workers) * workers
+
+    def _limits(self, shared: Mapping[str, Any], train_rows: int) -> dict[str, Any]:
+        """The budget, as a training knows it."""
+        if self.budget is None:
+            return {}
+        kind, amount = self.budget
+        if kind == "seconds":
+            return {"max_seconds": amount}
+        if kind == "bytes":
+            return {"max_bytes": int(amount)}
+        batch = int(shared.get("batch", FIELDS["batch"].default))
+        return {"epochs": ceil(amount / train_rows), "max_steps": max(1, round(amount / batch))}
+
+    def shared_job(self) -> Job:
+        """The settings that all runs share, resolved."""
+        return make_job({"threads": 1, **self.train})
+
+
+def ranks_beside(strategy: Strategy, workers: int) -> int:
+    """Ranks that a strategy wants beside those that compute, because they only serve."""
+    for more in range(65):
+        ranks = range(workers + more)
+        if sum(not strategy.placement(len(ranks), rank, len(ranks)).serves for rank in ranks) == workers:
+            return more
+    raise UsageError(f"strategy: got {describe(strategy)}, wanted one of which {workers} ranks compute and at most 64 serve")
+
+
+def read_grid(path: Path, workers: Sequence[int] = ()) -> Grid:
+    """The comparison in a TOML file; ``workers``, if given, in place of its own.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, or holds what cannot be taken: one message that names it.
+    """
+    tables = read_toml(path)
+    check_names(tables, ("train", "compare"), "table")
+    for name in ("train", "compare"):
+        if not isinstance(tables.get(name, {}), dict):
+            raise UsageError(f"{name}: got {tables[name]!r}, wanted a table, [{name}]")
+    if "compare" not in tables:
+        raise UsageError(f"job file {path}: there is no [compare] table; wanted one with strategies, workers and seeds "
+                         "(mpiddl compare --help shows one)")  # fmt: skip
+    return make_grid(tables.get("train", {}), tables["compare"], workers)
+
+
+def make_grid(train: Mapping[str, Any], asked: Mapping[str, Any], workers: Sequence[int] = ()) -> Grid:
+    """The comparison of two tables, as they stand in a file; see `read_grid`."""
+    check_names(asked, KEYS, "key of [compare]")
+    for name, instead in NOT_SHARED.items():
+        if name in train:
+            raise UsageError(f"{name}: got it in [train], wanted {instead}, by which the comparison sets it")
+    job = make_job(train)
+    contenders = _contenders(asked, train)
+    counts = tuple(workers) or _counts("workers", asked.get("workers", 4))
+    target = _number("target", asked.get("target", 0.0), 0.0, 1.0)
+    if target and not job.validation:
+        raise UsageError("target: got one without validation rows, wanted validation above 0 in [train]")
+    baseline = asked.get("baseline", contenders[0].label)
+    if baseline not in [contender.label for contender in contenders]:
+        raise UsageError(f"baseline: got {baseline!r}, wanted one of {', '.join(contender.label for contender in contenders)}")
+    if max(counts) > MOST_WORKERS:
+        raise UsageError(f"workers: got {max(counts)}, wanted at most {MOST_WORKERS}")
+    grid = Grid(train, contenders, counts, _seeds(asked.get("seeds", 3)), _budget(asked), target, baseline,
+                _number("margin", asked.get("margin", 0.5), 0.0, 100.0), _number("limit", asked.get("limit", 3600.0), 1.0, 1e7))
+    if (count := len(contenders) * len(counts) * len(grid.seeds)) > MOST_CELLS:
+        raise UsageError(f"grid: got {count} runs, wanted at most {MOST_CELLS}")
+    return grid
+
+
+def _contenders(asked: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Contender, ...]:
+    entries = asked.get("strategies")
+    if not isinstance(entries, list) or not entries:
+        raise UsageError(f"strategies: got {'none' if not entries else repr(entries)}, wanted a list of one or more names")
+    found: dict[str, Contender] = {}
+    for entry in entries:
+        contender = _contender(entry)
+        make_job({**train, **dict(contender.own)})
+        what = repr((describe(contender.strategy), sorted(contender.own)))
+        if what in found:
+            both = f"{found[what].label!r} and {contender.label!r}"
+            raise UsageError(f"strategies: got {both}, which are the same, wanted each once")
+        if contender.label in [other.label for other in found.values()]:
+            raise UsageError(f"strategies: got two with the label {contender.label!r}, wanted each with its own")
+        found[what] = contender
+    return tuple(found.values())
+
+
+def _contender(entry: Any) -> Contender:
+    if isinstance(entry, str):
+        make_strategy(entry)
+        return Contender(entry, entry)
+    if not isinstance(entry, dict) or not isinstance(entry.get("strategy"), str):
+        raise UsageError(f'strategies: got {entry!r}, wanted a name or a table such as {{strategy = "asgd", rate = 0.02}}')
+    check_names(entry, ("strategy", "label", *OWN), "setting of a strategy's own")
+    make_strategy(entry["strategy"])
+    own = tuple((name, value) for name, value in entry.items() if name in OWN)
+    told = ", ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in own)
+    label = entry.get("label", f"{entry['strategy']} ({told})" if own else entry["strategy"])
+    if not isinstance(label, str) or not label.strip() or not label.isprintable():
+        raise UsageError(f"label: got {label!r}, wanted a word")
+    return Contender(label, entry["strategy"], own)
+
+
+def _counts(name: str, value: Any, least: int = 1) -> tuple[int, ...]:
+    """Whole numbers, each once, of a number or a list of them."""
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(each, int) and not isinstance(each, bool) and each >= least for each in values):
+        raise UsageError(f"{name}: got {value!r}, wanted whole numbers from {least}, such as [4, 8]")
+    if len(set(values)) < len(values):
+        raise UsageError(f"{name}: got {value!r}, wanted each once")
+    return tuple(values)
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    if isinstance(value, list):
+        return _counts("seeds", value, 0)
+    (count,) = _counts("seeds", value)
+    if count > MOST_SEEDS:
+        raise UsageError(f"seeds: got {count}, wanted at most {MOST_SEEDS}, or a list")
+    return tuple(range(1, count + 1))
+
+
+def _budget(asked: Mapping[str, Any]) -> tuple[str, float] | None:
+    given = [name for name in BUDGETS if name in asked]
+    if len(given) > 1:
+        raise UsageError(f"budget: got {' and '.join(given)}, wanted one of {', '.join(BUDGETS)}, by which all are equal")
+    return (given[0], _number(given[0], asked[given[0]], 1e-3 if given[0] == "seconds" else 1.0, 1e18)) if given else None
+
+
+def _number(name: str, value: Any, least: float, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value) or not least <= value <= most:
+        raise UsageError(f"{name}: got {value!r}, wanted a number from {least:g} to {most:g}")
+    return float(value)
+
+
+def as_plain(grid: Grid) -> dict[str, Any]:
+    """The comparison as plain values, to be kept and to be compared with another one."""
+    return {**dataclasses.asdict(grid), "contenders": [contender._asdict() for contender in grid.contenders]}

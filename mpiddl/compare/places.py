@@ -1,0 +1,170 @@
+"""Where the runs of a comparison take place: on the simulated clock, on ranks of this machine, on a testbed.
+
+Every run is a process, or a job of mpiexec, of its own: what happens to it happens to no other.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from mpiddl.compare.cell import WITH_PARENT
+from mpiddl.compare.grid import Cell, ranks_beside
+from mpiddl.compare.processes import Ended, run
+from mpiddl.errors import UsageError
+from mpiddl.layout import block_size
+from mpiddl.testbed import Testbed
+from mpiddl.testbed import mpi as mpis
+from mpiddl.testbed.plan import make_plan, show_rate
+from mpiddl.threads import cores
+
+PROGRAM = (sys.executable, "-m", "mpiddl.compare.cell")
+
+
+class Place(Protocol):
+    """Somewhere to run cells.
+
+    jobs : how many at a time.
+    about : what their outcomes depend on.
+    """
+
+    jobs: int
+    about: dict[str, Any]
+
+    def words(self) -> str:
+        """Where that is, for a sentence."""
+        ...
+
+    def ranks(self, cell: Cell) -> int:
+        """How many ranks ``cell`` takes, those that only serve included."""
+        ...
+
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        """What `mpiddl.train` is told about it."""
+        ...
+
+    def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
+        """Run `mpiddl.compare.cell` with these ``files``."""
+        ...
+
+    def __enter__(self) -> Place: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class _Plain:
+    """What most places have in common."""
+
+    def __init__(self, jobs: int, about: dict[str, Any], env: Mapping[str, str]):
+        self.jobs, self.about, self._env = jobs, about, env
+
+    def ranks(self, cell: Cell) -> int:
+        return cell.workers
+
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        return {}
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Simulated(_Plain):
+    """Virtual workers with a clock that is told: the same outcome in every run.
+
+    Ranks that only serve come beside the workers: here a rank costs nothing.
+    """
+
+    def __init__(self, jobs: int, env: Mapping[str, str]):
+        super().__init__(jobs or len(cores().ids), {"place": "simulated"}, env)
+
+    def words(self) -> str:
+        return "on the simulated clock"
+
+    def ranks(self, cell: Cell) -> int:
+        return cell.workers + ranks_beside(cell.contender.strategy, cell.workers)
+
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        return {"simulate": self.ranks(cell)}
+
+    def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
+        return run([*PROGRAM, *files, WITH_PARENT], self._env, mark, limit_s)
+
+
+class Here(_Plain):
+    """Ranks of mpiexec, or of another launcher that takes ``-n``, one run at a time: they are timed."""
+
+    def __init__(self, launch: str, mpi: str | None, env: Mapping[str, str]):
+        if launch:
+            self._launch, about = _words(launch, env), launch
+        else:
+            found = mpis.find_launcher(mpi, env)
+            self._launch, about = [found.path], found.family
+        super().__init__(1, {"place": "ranks", "launcher": about}, env)
+
+    def words(self) -> str:
+        return f"on MPI ranks started by {self.about['launcher']}"
+
+    def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
+        crowded = cell.workers > len(cores().ids) and "SLURM_JOB_ID" not in self._env  # there ranks go to several nodes
+        env = mpis.willing(self._env, crowded)
+        return run([*self._launch, "-n", str(cell.workers), *PROGRAM, *files], env, mark, limit_s, launcher=True)
+
+
+class OnTestbed(_Plain):
+    """A cluster of this machine's namespaces with shaped links, up while the block runs; one run at a time."""
+
+    def __init__(self, text: str, mpi: str | None, env: Mapping[str, str]):
+        hosts, rate = _hosts(text)
+        family = mpis.find_launcher(mpi, env).family
+        super().__init__(1, {"place": "testbed", "hosts": hosts, "rate": show_rate(rate), "launcher": family}, env)
+        self.hosts, self._mpi = hosts, mpi
+        self._bed = Testbed(hosts, show_rate(rate))
+
+    def __enter__(self) -> Any:
+        self._bed.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bed.close()
+
+    def words(self) -> str:
+        rate = self.about["rate"]
+        links = "links as fast as this machine is" if rate == "none" else f"links of {rate} each way"
+        return f"on {self.hosts} hosts of `mpiddl testbed` with {links}, by {self.about['launcher']}"
+
+    def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
+        ranks = [block_size(cell.workers, self.hosts, host) for host in range(self.hosts)]
+        ended = self._bed.run([*PROGRAM, *files], ranks_per_host=ranks, mpi=self._mpi, timeout_s=limit_s, env=self._env)
+        return Ended(ended.returncode, ended.output)
+
+
+def check_shared(folder: Path) -> None:
+    """Raise a `UsageError` for a folder that hosts of a testbed have each to themselves."""
+    if f"{os.path.realpath(folder)}/".startswith(("/run/", "/dev/shm/")):
+        raise UsageError(f"out: got {folder}, wanted a folder that hosts share; each has its own /run and /dev/shm")
+
+
+def _hosts(text: str) -> tuple[int, int | None]:
+    """``8:200mbit`` as a number and bits per second."""
+    number, _, rate = text.partition(":")
+    if not number.isdecimal():
+        raise UsageError(f"testbed: got {text!r}, wanted HOSTS:RATE, such as 8:200mbit")
+    plan = make_plan(int(number), rate or None)
+    return plan.hosts, plan.rate
+
+
+def _words(text: str, env: Mapping[str, str]) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"launch: got {text!r}, wanted words as for a shell: {error}") from None
+    if not words or not shutil.which(words[0], path=env.get("PATH", os.defpath)):
+        raise UsageError(f"launch: got {text!r}, wanted a program on the PATH and its arguments")
+    return words

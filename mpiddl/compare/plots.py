@@ -1,0 +1,146 @@
+"""The pictures of a report, as PNG files in memory; they need matplotlib."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from mpiddl.compare.figures import Entry, entries, points, sent
+from mpiddl.compare.grid import Cell, Grid
+from mpiddl.compare.words import percent
+
+AXES = (("seconds", "seconds of training", 1.0), ("bytes", "MB sent by all ranks", 1e-6), ("samples", "thousand samples", 1e-3))
+DRAWN = 15.0
+"""Points below the best at the end that are drawn: the first validations would hide all that matters."""
+
+
+class Picture(NamedTuple):
+    """``name`` of its file; ``caption``, what it shows and how to read it."""
+
+    name: str
+    caption: str
+    png: bytes
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError:
+        return False
+    return True
+
+
+def pictures(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int) -> Iterator[Picture]:
+    """Those that there is something to draw for, of one number of workers."""
+    there = [entry for entry in entries(grid, found, workers) if entry.good]
+    curved = [entry for entry in there if any(outcome["curve"] for outcome in entry.good.values())]
+    if curved:
+        caption = ("Accuracy on the validation rows while training goes on: further up and further left is better. Points are "
+                   "means over the seeds, bars reach from the lowest seed to the highest. The same runs three times, by what "
+                   "they cost.")
+        yield Picture(f"accuracy-{workers}.png", caption, _curves(grid, curved))
+    if there:
+        caption = ("Each strategy at the end of its budget: test accuracy over bytes sent (each step to the left, a tenth). "
+                   "Crosses reach from the lowest seed to the highest.")
+        yield Picture(f"ends-{workers}.png", caption, _ends(grid, there))
+    late = [entry for entry in there if entry.staleness()]
+    if late:
+        caption = ("Staleness: how many updates of others had been made by the time a gradient was applied, as a share of all "
+                   "gradients. The further right, the older the parameters that it was computed on.")
+        yield Picture(f"staleness-{workers}.png", caption, _staleness(grid, late))
+
+
+def _curves(grid: Grid, there: Sequence[Entry]) -> bytes:
+    figure = _figure(12.0, 4.6)
+    panels = figure.subplots(1, 3, sharey=True)
+    for axes, (axis, label, unit) in zip(panels, AXES, strict=True):
+        for entry in there:
+            look = {"fmt": "o-", "ms": 3, "capsize": 2, "lw": 1.2, "color": _colour(grid, entry)}
+            axes.errorbar(**_mean_curve(entry, axis, unit), **look, label=entry.label)
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.3)
+        if grid.target:
+            axes.axhline(100 * grid.target, color="k", ls="--", lw=1, label=f"target, {percent(grid.target)}")
+        if axis == "bytes" and _spread(there):
+            axes.set_xscale("log")
+    panels[0].set_ylabel("validation accuracy, %")
+    outcomes = [outcome for entry in there for outcome in entry.good.values()]
+    heights = [100 * (point["accuracy"] or 0.0) for outcome in outcomes for point in outcome["curve"]]
+    panels[0].set_ylim(bottom=max(min(heights) - 1, max(heights) - DRAWN), top=min(100.0, max(heights) + 1))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
+    return _png(figure)
+
+
+def _mean_curve(entry: Entry, axis: str, unit: float) -> dict[str, Any]:
+    """Means of the seeds' first, second, ... validations, and how far the accuracies reach; as long as all seeds have one."""
+    curves = [outcome["curve"] for outcome in entry.good.values() if outcome["curve"]]
+    x, y, below, above = [], [], [], []
+    for together in zip(*curves, strict=False):
+        heights = [100 * (point["accuracy"] or 0.0) for point in together]
+        x.append(fmean(point[axis] for point in together) * unit)
+        y.append(fmean(heights))
+        (less,), (more,) = _reach(y[-1], heights)
+        below.append(less)
+        above.append(more)
+    return {"x": x, "y": y, "yerr": [below, above]}
+
+
+def _spread(there: Sequence[Entry]) -> bool:
+    """Whether bytes are of different orders."""
+    amounts = [value.value for entry in there if (value := entry.mean(sent)) and value.value > 0]
+    return len(amounts) == len(there) and max(amounts) > 5 * min(amounts)
+
+
+def _ends(grid: Grid, there: Sequence[Entry]) -> bytes:
+    figure = _figure(7.0, 4.6)
+    axes = figure.subplots()
+    for entry in there:
+        x, y = ([measure(outcome) or 0.0 for outcome in entry.good.values()] for measure in (sent, points))
+        middle = fmean(x), fmean(y)
+        reach = [_reach(at, each) for at, each in zip(middle, (x, y), strict=True)]
+        axes.errorbar(*middle, yerr=reach[1], xerr=reach[0], fmt="o", capsize=3, color=_colour(grid, entry), label=entry.label)
+    if _spread(there):
+        axes.set_xscale("log")
+    axes.set(xlabel="MB sent by all ranks", ylabel="test accuracy, %")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
+    return _png(figure)
+
+
+def _reach(middle: float, values: Sequence[float]) -> list[list[float]]:
+    """How far ``values`` reach below and above their mean; rounding may have put the mean of equal ones beside them."""
+    return [[max(0.0, middle - min(values))], [max(0.0, max(values) - middle)]]
+
+
+def _staleness(grid: Grid, late: Sequence[Entry]) -> bytes:
+    figure = _figure(7.0, 1.2 + 1.5 * len(late))
+    panels = figure.subplots(len(late), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, entry in zip(panels, late, strict=True):
+        told = entry.staleness() or {}
+        delays = {int(delay): count / told["pushes"] for delay, count in told["histogram"].items()}
+        axes.bar(list(delays), [100 * share for share in delays.values()], width=0.9, color=_colour(grid, entry))
+        axes.set_title(f"{entry.label}: median {told['median']}, 95 % at most {told['of_95']}", fontsize=10, loc="left")
+        axes.set_ylabel("gradients, %")
+    panels[-1].set_xlabel("updates by others before it was applied")
+    return _png(figure)
+
+
+def _colour(grid: Grid, entry: Entry) -> str:
+    """The same in all pictures."""
+    return f"C{[contender.label for contender in grid.contenders].index(entry.label) % 10}"
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _png(figure: Any) -> bytes:
+    page = io.BytesIO()
+    figure.savefig(page, dpi=110, format="png", metadata={"Software": None})
+    return page.getvalue()

@@ -1,0 +1,83 @@
+"""A command of a cell, run to its end: in time, its words kept, and with nothing of it left."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import signal
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from mpiddl.testbed.program import MARK, OUT_OF_TIME, sweep
+
+GRACE_S = 3.0
+MOST_WORDS = 300
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+# With the rank before it, where a launcher tells that.
+_ERROR = re.compile(r"^(?:\[[^\]]*\] ?)?(?:[a-z_]+\.)*\w*(?:Error|Exception): (.+)$", re.MULTILINE)
+
+
+class Ended(NamedTuple):
+    """Exit code (124: it did not end in time) and what was printed."""
+
+    code: int
+    text: str
+
+
+def run(command: Sequence[str], env: Mapping[str, str], mark: str, limit_s: float, launcher: bool = False) -> Ended:
+    """Run ``command``, whose standard input stays open as long as we live; after ``limit_s`` it is ended.
+
+    ``mark`` begins the mark of its processes, by which `sweep` finds them later if we are killed. A ``launcher``, which may
+    keep the end of its input to itself, is then ended by the kernel; only to be asked for where there is one thread.
+    """
+    own = f"{mark}/{uuid.uuid4().hex}"
+    with tempfile.TemporaryFile() as page:  # no pipe: a process that outlives the command would hold it open
+        options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": page, "stderr": subprocess.STDOUT}
+        if launcher:
+            options["preexec_fn"] = partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
+        process = subprocess.Popen(command, env={**env, MARK: own}, start_new_session=True, **options)
+        try:
+            code = _code(process, limit_s)
+        finally:
+            sweep(own)
+            process.wait()
+            if process.stdin:
+                process.stdin.close()
+        page.seek(0)
+        return Ended(code, page.read().decode(errors="replace"))
+
+
+def _code(process: subprocess.Popen[bytes], limit_s: float) -> int:
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # mpiexec cleans up after its ranks
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+        return OUT_OF_TIME
+
+
+def reason(ended: Ended, limit_s: float) -> str:
+    """Why a command has failed, in a line: the last error that it printed, else the last line, else its code.
+
+    Examples
+    --------
+    >>> reason(Ended(1, "Traceback\\n  ...\\nmpiddl.errors.UsageError: rate: got -1\\nmpiexec: rank 0 has failed"), 60)
+    'rate: got -1'
+    >>> reason(Ended(-9, ""), 60)
+    'ended by signal 9 (out of memory?)'
+    """
+    if ended.code == OUT_OF_TIME:
+        return f"not over after {limit_s:g} s (limit in [compare])"
+    errors = _ERROR.findall(ended.text)
+    lines = [line.strip() for line in ended.text.splitlines() if line.strip()]
+    if not errors and ended.code < 0:
+        return f"ended by signal {-ended.code}" + " (out of memory?)" * (ended.code == -9)
+    return (errors or lines or [f"exit code {ended.code}"])[-1][:MOST_WORDS]

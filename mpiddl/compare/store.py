@@ -1,0 +1,139 @@
+"""The folder of a comparison: its finished cells, what they are cells of, and its report.
+
+    runs/demo/
+        cells.jsonl       a line for each finished run (`mpiddl.bench.journal`); cells-2-of-8.jsonl: those of a part
+        compare.json      what was compared last
+        failed/           what failed runs printed
+        report.html, report.md, report.json, *.png
+
+Each part of a grid has a file of its own, so that parts may run at the same time, on disks without locks, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mpiddl.bench.journal import Journal
+from mpiddl.disk import lock, writing
+from mpiddl.errors import UsageError
+
+WANTED = ("wall",)
+"""What every line has: how long the run took as a whole. It has an ``error``, or it is what `mpiddl.compare.cell` told."""
+
+
+class Store:
+    """Outcomes by the settings of their cells.
+
+    Parameters
+    ----------
+    folder : Path
+    part : (int, int)
+        Which of how many parts of the grid is run here; (1, 1) for all.
+    say : callable
+        Is told of damaged lines.
+    """
+
+    def __init__(self, folder: Path, part: tuple[int, int], say: Callable[[str], None]):
+        self.folder, self._part, self._say = folder, part, say
+        self._lock: int | None = None
+        self._own: Journal | None = None
+        self._others: dict[Path, Journal] = {}
+
+    def take(self) -> None:
+        """Make the folder, and hold this part of it; the lock ends with the process, however that ends.
+
+        Raises
+        ------
+        UsageError
+            It cannot be written, or another process is at work on this part.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = lock(self.folder / f".lock{self.suffix}")
+        except OSError as error:
+            raise UsageError(f"out: {self.folder}: {error.strerror}; wanted a folder that can be written") from None
+        if self._lock is None:
+            raise UsageError(f"out: {self.folder}: another comparison is at work there; wait for it or name another folder")
+        if not os.access(self.folder, os.W_OK):
+            raise UsageError(f"out: {self.folder}: no right to write it; wanted a folder that can be written")
+
+    def open(self) -> None:
+        """Read what there is."""
+        self._own = Journal(self.folder / f"cells{self.suffix}.jsonl", self._say, WANTED)
+        self.refresh()
+
+    def close(self) -> None:
+        """Let another process take the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def refresh(self) -> None:
+        """Read what other parts have added."""
+        for path in sorted(self.folder.glob("cells*.jsonl")):
+            if path != self._journal.path and path not in self._others:
+                self._others[path] = Journal(path, self._say, WANTED)
+        for journal in (self._journal, *self._others.values()):
+            journal.refresh()
+
+    def __len__(self) -> int:
+        return sum(map(len, (self._journal, *self._others.values())))
+
+    def find(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The outcome of a cell, rather one that did not fail; None if there is none."""
+        found = [outcome for journal in (self._journal, *self._others.values()) if (outcome := journal.find(settings))]
+        return next((outcome for outcome in found if not outcome.get("error")), found[0] if found else None)
+
+    def add(self, settings: Mapping[str, Any], outcome: Mapping[str, Any]) -> None:
+        """Keep the outcome of a cell."""
+        self._journal.add(settings, outcome)
+
+    def keep_words(self, name: str, text: str) -> Path:
+        """What a failed run printed, in a file."""
+        path = self.folder / "failed" / f"{name}.txt"
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return path
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        """A file of the folder, replaced in one piece."""
+        path = self.folder / name
+        aside = path.with_name(f".{name}.{uuid.uuid4().hex}")  # several may write at once, from several machines
+        with writing(path):
+            aside.write_bytes(content.encode() if isinstance(content, str) else content)
+            aside.replace(path)
+        return path
+
+    def before(self) -> dict[str, Any]:
+        """What was compared here last; nothing if nothing was, or it cannot be read."""
+        try:
+            found = json.loads((self.folder / "compare.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def mark(self) -> str:
+        """By which processes of this part are known."""
+        path = f"{os.path.realpath(self.folder)}{self.suffix}"
+        return f"compare-{hashlib.sha256(path.encode()).hexdigest()[:16]}"
+
+    @property
+    def suffix(self) -> str:
+        """What names of this part's files end in."""
+        number, count = self._part
+        return f"-{number}-of-{count}" if count > 1 else ""
+
+    @property
+    def _journal(self) -> Journal:
+        if self._own is None:
+            self.open()
+        assert self._own is not None
+        return self._own

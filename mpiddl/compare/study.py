@@ -1,0 +1,182 @@
+"""Runs what is missing of a grid, and keeps what comes of it, whatever that is; tells how far it is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from mpiddl.clock import now
+from mpiddl.compare.check import Facts
+from mpiddl.compare.grid import Cell, Grid
+from mpiddl.compare.places import Place
+from mpiddl.compare.processes import Ended, reason
+from mpiddl.compare.store import Store
+from mpiddl.disk import writing
+from mpiddl.errors import MpiddlError
+from mpiddl.job import make_job
+from mpiddl.strategies import describe
+from mpiddl.testbed.program import sweep
+from mpiddl.version import __version__
+from mpiddl.watch import DIVERGED
+
+VERSIONS = "numpy", "numba"
+
+
+class Study:
+    """A grid, where it is run, and where its outcomes are kept; ``versions`` of what they depend on."""
+
+    def __init__(self, grid: Grid, place: Place, store: Store, facts: Facts, say: Callable[[str], None]):
+        self.grid, self.place, self.store, self.facts, self.say = grid, place, store, facts, say
+        self.versions = {"mpiddl": __version__, **{name: importlib.metadata.version(name) for name in VERSIONS}}
+        self._over, self._planned, self._walls = 0, 0, list[float]()
+
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        """What `mpiddl.train` is given."""
+        return {**self.grid.settings(cell, self.facts.train_rows), **self.place.settings(cell)}
+
+    def key(self, cell: Cell) -> dict[str, Any]:
+        """Everything that the outcome of ``cell`` depends on, as far as it can be known."""
+        job = make_job(self.settings(cell)).as_dict()
+        return {**job, "strategy": describe(cell.contender.strategy), "workers": cell.workers, **self.place.about,
+                "data of": self.facts.data, "versions": self.versions}
+
+    def found(self) -> dict[Cell, dict[str, Any]]:
+        """The outcomes that there are, by cell."""
+        outcomes = ((cell, self.store.find(self.key(cell))) for cell in self.grid.cells())
+        return {cell: outcome for cell, outcome in outcomes if outcome}
+
+    def begin(self, part: tuple[int, int] = (1, 1)) -> None:
+        """Tell what there is, and end what a comparison that was killed has left running."""
+        sweep(f"{self.store.mark}/")
+        for left in self.store.folder.glob(f".cell{self.store.suffix}.*"):
+            shutil.rmtree(left, ignore_errors=True)
+        if before := self.store.before():
+            self._tell_changes(before)
+        missing = self._missing(part)
+        self._over = self._planned - len(missing)
+        what = f"{self._planned} run{'s' * (self._planned != 1)} {self.place.words()}"
+        self.say(f"{what}: {self._over} there, {len(missing)} to do"
+                 + (f", {self.place.jobs} at a time" if missing and self.place.jobs > 1 else ""))  # fmt: skip
+
+    def run(self, part: tuple[int, int] = (1, 1)) -> None:
+        """Do what is missing; what has failed before is tried again, and what diverged is not."""
+        if missing := self._missing(part):
+            with self.place:
+                for cell, outcome in self._outcomes(missing):
+                    self.store.add(self.key(cell), outcome)
+                    self._tell(cell, outcome)
+
+    def _missing(self, part: tuple[int, int]) -> list[Cell]:
+        number, count = part
+        cells = self.grid.cells()[number - 1 :: count]
+        self._planned = len(cells)
+        return [cell for cell in cells if (self.store.find(self.key(cell)) or {"error": "missing"}).get("error")]
+
+    def _outcomes(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
+        """Each with what came of it, as they are done."""
+        if self.place.jobs == 1:
+            yield from ((cell, self._outcome(cell)) for cell in cells)
+            return
+        waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[Cell, dict[str, Any] | BaseException]] = queue.SimpleQueue()
+        for cell in cells:
+            waiting.put(cell)
+
+        def work() -> None:
+            while True:
+                try:
+                    cell = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    done.put((cell, self._outcome(cell)))
+                except BaseException as error:  # told where it is seen
+                    done.put((cell, error))
+
+        for _ in range(min(self.place.jobs, len(cells))):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            for _ in cells:
+                cell, outcome = done.get()
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                yield cell, outcome
+        finally:
+            while not waiting.empty():
+                waiting.get()
+            sweep(f"{self.store.mark}/")
+
+    def _outcome(self, cell: Cell) -> dict[str, Any]:
+        """Run a cell. Whatever happens to it is its outcome."""
+        began = now()
+        if self.place.jobs == 1:
+            self.say(f"running {cell}")
+        here: dict[str, Any] = {"prefix": f".cell{self.store.suffix}.", "dir": self.store.folder}
+        with writing(self.store.folder), tempfile.TemporaryDirectory(**here) as folder:
+            settings, outcome = Path(folder, "settings.json"), Path(folder, "outcome.json")
+            settings.write_text(json.dumps(self.settings(cell)), encoding="utf-8")
+            try:
+                files = [str(settings.absolute()), str(outcome.absolute())]
+                ended = self.place.run(cell, files, self.store.mark, self.grid.limit)
+            except (MpiddlError, OSError) as error:
+                ended = Ended(1, f"Error: {error}")
+            wall = {"wall": round(now() - began, 3)}
+            if outcome.exists() and not ended.code:
+                return {**json.loads(outcome.read_text(encoding="utf-8")), **wall}
+        if DIVERGED in ended.text:
+            return {"diverged": True, **wall}
+        words = self.store.keep_words(_file_name(cell), ended.text)
+        return {"error": reason(ended, self.grid.limit), "words": words.name, **wall}
+
+    def _tell_changes(self, before: Mapping[str, Any]) -> None:
+        """Which settings differ from those of the last comparison in this folder."""
+        train = {**before.get("train", {})}
+        changes = [f"{name} {train.get(name, 'as usual')} -> {self.grid.train.get(name, 'as usual')}"
+                   for name in sorted({*train, *self.grid.train}) if train.get(name) != self.grid.train.get(name)]
+        budget = None if self.grid.budget is None else list(self.grid.budget)
+        changes += [f"budget {before.get('budget')} -> {budget}"] if before.get("budget") != budget else []
+        changes += [f"{before.get('place')} -> {self.place.about}"] if before.get("place") != self.place.about else []
+        changes += ["the data"] if before.get("data") != self.facts.data else []
+        versions = before.get("versions", {})
+        changes += [f"{name} {versions.get(name)} -> {version}" for name, version in self.versions.items()
+                    if versions.get(name) != version]  # fmt: skip
+        if changes:
+            what = "; ".join(changes)
+            self.say(f"{self.store.folder} holds runs of another job ({what}): they stay there, and are not taken")
+
+    def _tell(self, cell: Cell, outcome: Mapping[str, Any]) -> None:
+        self._over += 1
+        self._walls.append(outcome["wall"])
+        left = round((self._planned - self._over) * fmean(self._walls) / self.place.jobs)
+        words = f"; about {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left" if self._over < self._planned else ""
+        self.say(f"[{self._over}/{self._planned}] {cell}: {result(outcome)}; took {outcome['wall']:.1f} s{words}")
+
+
+def result(outcome: Mapping[str, Any]) -> str:
+    """An outcome in a few words.
+
+    Examples
+    --------
+    >>> result({"accuracy": 0.9731, "bytes": 2_500_000, "seconds": 3.21})
+    '97.31 %, 2.5 MB, 3.2 s of training'
+    >>> result({"error": "no host"}), result({"diverged": True})
+    ('FAILED: no host', 'diverged')
+    """
+    if outcome.get("error"):
+        return f"FAILED: {outcome['error']}"
+    if outcome.get("diverged"):
+        return "diverged"
+    return f"{100 * outcome['accuracy']:.2f} %, {outcome['bytes'] / 1e6:.1f} MB, {outcome['seconds']:.1f} s of training"
+
+
+def _file_name(cell: Cell) -> str:
+    """Of letters, digits and dashes."""
+    return "".join(letter if letter.isalnum() else "-" for letter in f"{cell.contender.label} {cell.workers} {cell.seed}")

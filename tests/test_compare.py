@@ -1,0 +1,356 @@
+"""``mpiddl compare``: its file, its arithmetic, its folder of finished runs, and what it says to nonsense."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpiddl.cli import main
+from mpiddl.compare.advice import advise
+from mpiddl.compare.check import Facts, check
+from mpiddl.compare.document import first_paragraph
+from mpiddl.compare.figures import entries, paired, points, rows
+from mpiddl.compare.grid import KEYS, Cell, make_grid, ranks_beside, read_grid
+from mpiddl.compare.places import Simulated
+from mpiddl.compare.processes import Ended
+from mpiddl.compare.store import Store
+from mpiddl.compare.study import Study
+from mpiddl.compare.writing import remember, write_report
+from mpiddl.errors import MpiddlError, UsageError
+from mpiddl.strategies import NAMES, make_strategy
+
+pytestmark = pytest.mark.no_mpi
+
+TRAIN = {"epochs": 2, "hidden": [8], "optimiser": "nesterov"}
+THREE = ["two-step", "local-sgd", {"strategy": "asgd", "rate": 0.02}]
+ASKED = {"strategies": THREE, "workers": [2, 4], "seeds": 2, "target": 0.9}
+GRID = make_grid(TRAIN, ASKED)
+FACTS = Facts(1000, {"rows": 1100, "test_rows": 100, "features": 64, "checksum": 7})
+
+
+def outcome(accuracy, seconds=10.0, sent=4_000_000, **more):
+    """What a run might have told."""
+    curve = [{"samples": 1000 * k, "seconds": seconds * k / 2, "bytes": sent * k // 2, "accuracy": accuracy - 0.05 * (2 - k),
+              "distance": 0.1} for k in (1, 2)]
+    return {"accuracy": accuracy, "seconds": seconds, "bytes": sent, "hosts": [], "staleness": None, "curve": curve,
+            "wall": 1.0, "samples": 2000, "ranks": 2, "parameters": 100, "mpi": "none", **more}
+
+
+class Told(Simulated):
+    """Trains nothing: a run's outcome is made up, unless ``act`` does something else with it."""
+
+    def __init__(self, act=None, stop_after=10**9):
+        super().__init__(1, {})
+        self.done, self._act, self._left = [], act or (lambda cell: None), stop_after
+
+    def run(self, cell, files, mark, limit_s):
+        if len(self.done) == self._left:
+            raise KeyboardInterrupt
+        self.done.append(cell)
+        ended = self._act(cell)
+        if ended is None:
+            late = {"staleness": {"histogram": {"0": 3, "2": 1}}} if cell.contender.spec == "asgd" else {}
+            Path(files[1]).write_text(json.dumps(outcome(0.9 + 0.01 * cell.seed, **late)))
+        return ended or Ended(0, "")
+
+
+@pytest.fixture
+def study(tmp_path):
+    """``study(place, grid)``: runs what is missing in the folder that all in this test share; returns it, and what it said."""
+
+    def call(place, grid=GRID, part=(1, 1)):
+        said = []
+        store = Store(tmp_path / "out", part, said.append)
+        store.take()
+        try:
+            made = Study(grid, place, store, FACTS, said.append)
+            made.begin(part)
+            remember(made)
+            made.run(part)
+        finally:
+            store.close()
+        return made, said
+
+    return call
+
+
+def test_a_grid_is_all_of_it_in_order():
+    cells = GRID.cells()
+    assert len(cells) == len(set(map(str, cells))) == 3 * 2 * 2
+    assert [cell.seed for cell in cells] == [1] * 6 + [2] * 6
+    assert [contender.label for contender in GRID.contenders] == ["two-step", "local-sgd", "asgd (rate=0.02)"]
+    settings = GRID.settings(cells[2], 1000)
+    wanted = {"rate": 0.02, "seed": 1, "optimiser": "nesterov", "threads": 1, "strategy": "asgd"}
+    assert settings.items() >= wanted.items()
+
+
+@pytest.mark.parametrize(("asked", "wanted"), [
+    ({}, {}),
+    ({"samples": 2500}, {"epochs": 3, "max_steps": 39}),
+    ({"seconds": 9}, {"max_seconds": 9.0}),
+    ({"bytes": 10_000}, {"max_bytes": 10_000}),
+])  # fmt: skip
+def test_an_equal_budget(asked, wanted):
+    grid = make_grid({"batch": 64}, {**ASKED, **asked})
+    settings = grid.settings(grid.cells()[0], 1000)
+    assert {name: settings.get(name) for name in wanted} == wanted
+    assert not ({"max_steps", "max_seconds", "max_bytes"} - wanted.keys()) & settings.keys()
+
+
+def test_shards_are_the_same_for_all_and_suit_servers():
+    grid = make_grid({}, {"strategies": ["two-step", "asgd:servers=3,communication=two-sided"], "workers": [2, 16, 24]})
+    assert [grid.shards(workers) for workers in grid.workers] == [16, 32, 48]
+    assert ranks_beside(make_strategy("asgd:servers=3"), 8) == 3 and ranks_beside(make_strategy("ring"), 8) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_strategy_is_described(name):
+    text = first_paragraph(type(make_strategy(name)).__module__)
+    assert len(text) > 20 and "`" not in text
+
+
+@pytest.mark.parametrize(("asked", "train", "said"), [
+    ({"strategies": []}, {}, "strategies: got none"),
+    ({"strategies": "asgd"}, {}, "strategies: got 'asgd'"),
+    ({"strategies": ["asdg"]}, {}, "did you mean 'asgd'"),
+    ({"strategies": [3]}, {}, "strategies: got 3"),
+    ({"strategies": ["local-sgd:perod=8"]}, {}, "got 'perod=8'"),
+    ({"strategies": ["local-sgd", "local-sgd:period=8"]}, {}, "which are the same"),
+    ({"strategies": ["asgd", {"strategy": "dana", "label": "asgd"}]}, {}, "two with the label 'asgd'"),
+    ({"strategies": [{"strategy": "asgd", "rat": 1}]}, {}, "did you mean 'rate'"),
+    ({"strategies": [{"strategy": "asgd", "rate": "high"}]}, {}, "rate: got 'high'"),
+    ({"strategies": [{"strategy": "asgd", "label": ""}]}, {}, "label: got ''"),
+    ({"strategies": [{"rate": 1.0}]}, {}, "wanted a name or a table"),
+    ({"workers": []}, {}, "workers: got []"),
+    ({"workers": [4, 4]}, {}, "wanted each once"),
+    ({"workers": 0}, {}, "workers: got 0"),
+    ({"workers": [True]}, {}, "workers: got [True]"),
+    ({"workers": 10**9}, {}, "workers: got 1000000000, wanted at most"),
+    ({"seeds": "many"}, {}, "seeds: got 'many'"),
+    ({"seeds": 10**9}, {}, "seeds: got 1000000000"),
+    ({"seeds": 1000, "workers": list(range(1, 200))}, {}, "grid: got"),
+    ({"target": 94}, {}, "target: got 94"),
+    ({"target": float("nan")}, {}, "target: got nan"),
+    ({"target": 0.9}, {"validation": 0.0}, "target: got one without validation rows"),
+    ({"samples": 10, "bytes": 10}, {}, "budget: got samples and bytes"),
+    ({"seconds": -1}, {}, "seconds: got -1"),
+    ({"baseline": "ring"}, {}, "baseline: got 'ring', wanted one of two-step"),
+    ({"sede": 3}, {}, "unknown key of [compare] 'sede'; did you mean 'seeds'"),
+    ({}, {"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
+    ({}, {"seed": 3}, "seed: got it in [train], wanted seeds"),
+    ({}, {"strategy": "asgd"}, "strategy: got it in [train], wanted strategies"),
+    ({}, {"rate": "high"}, "rate: got 'high'"),
+])  # fmt: skip
+def test_nonsense_is_refused(asked, train, said):
+    with pytest.raises(UsageError) as refused:
+        make_grid(train, {**ASKED, **asked})
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(("text", "flags", "said"), [
+    (None, (), "No such file"),
+    ("[compare", (), "not TOML"),
+    ("", (), "there is no [compare] table"),
+    ("compare = 3", (), "compare: got 3, wanted a table"),
+    ("[compair]", (), "unknown table 'compair'; did you mean 'compare'"),
+    ("[train]\nepochs = 1", (), "there is no [compare] table"),
+    ("\ufeff\x00", (), "not TOML"),
+    ("a = " + "[" * 100_000, (), "not TOML"),
+    ('[compare]\nstrategies = ["alone"]', ("--simulate",), "alone on 4 workers: strategy: got 'alone' on 4 ranks"),
+    ('[train]\noptimiser = "sgd"\n[compare]\nstrategies = ["ddc-asgd"]', ("--simulate", "4"), "4 workers: optimiser: got sgd"),
+    ('[train]\nbatch = 9999\n[compare]\nstrategies = ["ring"]', ("--simulate",), "batch=9999 is larger"),
+    ('[train]\ndata = "nosuch"\n[compare]\nstrategies = ["ring"]', ("--simulate",), "nothing is called 'nosuch'"),
+    ('[train]\nslow = "9:2"\n[compare]\nstrategies = ["ring"]', ("--simulate",), "slow: got rank 9"),
+    ('[compare]\nstrategies = ["ring"]', ("--simulate", "x"), "simulate: got 'x'"),
+    ('[compare]\nstrategies = ["ring"]', ("--simulate", "--testbed", "2"), "--simulate and --testbed"),
+    ('[compare]\nstrategies = ["ring"]', ("--testbed", "two"), "testbed: got 'two', wanted HOSTS:RATE"),
+    ('[compare]\nstrategies = ["ring"]', ("--testbed", "2:fast"), "rate: got 'fast'"),
+    ('[compare]\nstrategies = ["ring"]', ("--testbed", "0:1gbit"), "hosts: got 0"),
+    ('[compare]\nstrategies = ["ring"]', ("--simulate", "--part", "3/2"), "part: got '3/2'"),
+    ('[compare]\nstrategies = ["ring"]', ("--simulate", "--jobs", "-1"), "jobs: got -1"),
+    ('[compare]\nstrategies = ["ring"]', ("--jobs", "2"), "jobs: got 2"),
+    ('[compare]\nstrategies = ["ring"]', ("--simulate", "--show"), "there are no runs to show"),
+    ('[compare]\nstrategies = ["ring"]', ("--simulate", "--out", "/proc/nowhere"), "out: /proc/nowhere"),
+    ('[compare]\nstrategies = ["ring"]', ("--launch", "'"), "launch: got"),
+    ('[compare]\nstrategies = ["ring"]', ("--launch", "nosuch --mpi=pmix"), "launch: got 'nosuch --mpi=pmix'"),
+])  # fmt: skip
+def test_nonsense_is_told_before_anything_runs(capsys, tmp_path, monkeypatch, text, flags, said):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("job.toml").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "job.toml", *flags])
+    trouble = capsys.readouterr().err
+    assert ended.value.code == 2 and trouble.count(said) == 1 == trouble.count("mpiddl: error"), trouble
+    assert not Path("runs").exists()
+
+
+def test_the_example_and_its_page_tell_the_keys_there_are():
+    root = Path(__file__).parents[1]
+    grid = read_grid(root / "examples" / "compare.toml")
+    assert len(read_grid(root / "examples" / "compare-fashion.toml").cells()) == 15
+    assert check(grid, Simulated(1, {}), []).train_rows == 1293 and len(grid.contenders) == 5
+    page = (root / "docs" / "compare.md").read_text()
+    assert all(f"`{key}`" in page for key in KEYS)
+
+
+def test_what_is_checked_is_what_there_is(tmp_path):
+    facts = check(make_grid(TRAIN, {**ASKED, "strategies": list(NAMES)[2:]}), Simulated(1, {}), [])
+    assert facts.train_rows == 1293 and facts.data["rows"] == 1437 and facts.data["test_rows"] == 360
+    file = tmp_path / "job.toml"
+    file.write_text('[train]\nepochs = 2\nhidden = [8]\noptimiser = "nesterov"\n[compare]\nworkers = [2, 4]\nseeds = 2\n'
+                    'target = 0.9\nstrategies = ["two-step", "local-sgd", {strategy = "asgd", rate = 0.02}]')
+    assert read_grid(file) == GRID and read_grid(file, (8,)).workers == (8,)
+
+
+def test_a_study_that_was_stopped_goes_on(study):
+    first, second = Told(stop_after=5), Told()
+    with pytest.raises(KeyboardInterrupt):
+        study(first)
+    made, said = study(second)
+    assert first.done + second.done == GRID.cells() and any("5 there, 7 to do" in line for line in said)
+    assert len(made.found()) == 12 and "[12/12]" in said[-1]
+    assert study(Told(stop_after=0))[0].found() == made.found()  # which would be stopped by its first run
+
+
+def test_a_line_cut_short_by_a_kill_is_run_again(study, tmp_path):
+    study(Told())
+    file = tmp_path / "out" / "cells.jsonl"
+    file.write_bytes(file.read_bytes()[:-30])
+    again = Told()
+    _, said = study(again)
+    assert again.done == GRID.cells()[-1:] and sum("damaged" in line for line in said) == 1
+    assert not list((tmp_path / "out").glob(".cell*"))
+
+
+def test_what_fails_is_a_row_and_is_tried_again(study, tmp_path):
+    def act(cell):
+        if cell.contender.spec == "asgd" and cell.workers == 4:
+            return Ended(1, "Traceback\nmpiddl.errors.CommError: nobody is there\nmpiexec: 1 has failed")
+        if cell.contender.spec == "local-sgd":
+            return Ended(124, "") if cell.seed == 1 else Ended(1, "x.ConvergenceError: step 3: training has diverged at rate 1")
+        return None
+
+    made, said = study(Told(act))
+    for words in ("FAILED: nobody is there", "FAILED: not over after 3600 s", "diverged"):
+        assert sum(words in line for line in said) == 2
+    told = {(row["strategy"], row["workers"]): row for row in rows(GRID, made.found())}
+    assert told["asgd (rate=0.02)", 4]["failed"] == {"1": "nobody is there", "2": "nobody is there"}
+    assert told["local-sgd", 2]["diverged"] == [2] and told["local-sgd", 2]["accuracy"] is None
+    assert told["two-step", 4]["accuracy"]["value"] == pytest.approx(91.5)
+    assert "nobody is there" in (tmp_path / "out" / "failed" / "asgd--rate-0-02--4-1.txt").read_text()
+    advice, page = write_report(made, "mpiddl compare")
+    assert [each.choice for each in advice] == ["two-step", "two-step"]
+    assert "1 diverged" in page.read_text() and "nobody is there" in page.with_suffix(".md").read_text()
+    again = Told()
+    study(again)
+    assert [str(cell) for cell in again.done] == [
+        "local-sgd, 2 workers, seed 1", "local-sgd, 4 workers, seed 1", "asgd (rate=0.02), 4 workers, seed 1",
+        "asgd (rate=0.02), 4 workers, seed 2"]  # what diverged would diverge again
+
+
+def test_a_place_that_fails_fails_its_run(study):
+    def act(cell):
+        raise MpiddlError("no cluster")
+
+    _, said = study(Told(act), replace(GRID, seeds=(1,)))
+    assert sum("FAILED: no cluster" in line for line in said) == 6
+
+
+def test_a_changed_job_is_run_and_told(study):
+    study(Told())
+    other, changed = Told(), make_grid({**TRAIN, "epochs": 3}, {**ASKED, "seeds": 3})
+    _, said = study(other, changed)
+    assert len(other.done) == 18 and "epochs 2 -> 3" in said[0] and "they stay there" in said[0]
+    more = Told()
+    _, said = study(more, make_grid(TRAIN, {**ASKED, "seeds": 3, "target": 0.8}))  # what was run first is there still
+    assert len(more.done) == 6
+
+
+def test_parts_share_a_grid(study, tmp_path):
+    places = [Told(), Told(), Told()]
+    for number, place in enumerate(places, 1):
+        study(place, part=(number, 3))
+    assert [len(place.done) for place in places] == [4, 4, 4] and len({cell for place in places for cell in place.done}) == 12
+    assert sorted(path.name for path in (tmp_path / "out").glob("cells*")) == [f"cells-{n}-of-3.jsonl" for n in (1, 2, 3)]
+    whole = Told()
+    assert len(study(whole)[0].found()) == 12 and not whole.done
+
+
+def test_two_at_once_in_a_folder_are_refused(tmp_path):
+    first, second, part = (Store(tmp_path, part, print) for part in ((1, 1), (1, 1), (1, 2)))
+    first.take()
+    part.take()
+    with pytest.raises(UsageError, match="another comparison is at work there"):
+        second.take()
+    first.close()
+    second.take()
+    for store in (second, part):
+        store.close()
+
+
+def grid_of(*strategies, **asked):
+    return make_grid(TRAIN, {"strategies": list(strategies), "workers": 2, "seeds": 3, **asked})
+
+
+def found_of(grid, **told):
+    """Outcomes by cell; ``told``: by strategy, with underscores, those of the seeds."""
+    return {Cell(contender, 2, seed): made for contender in grid.contenders
+            for seed, made in zip(grid.seeds, told[contender.label.replace("-", "_")], strict=True)}
+
+
+def test_arithmetic_by_hand():
+    grid = grid_of("two-step", "ring", target=0.87)
+    found = found_of(grid, two_step=list(map(outcome, (0.90, 0.92, 0.91))), ring=list(map(outcome, (0.89, 0.92, 0.88))))
+    one, other = entries(grid, found, 2)
+    gap = paired(other, one, points)
+    t2 = 4.302653  # 97.5 % of Student's t with 2 degrees of freedom, from a table
+    apart = [-1.0, 0.0, -3.0]
+    s = (sum((d + 4 / 3) ** 2 for d in apart) / 2) ** 0.5
+    assert gap.value == pytest.approx(-4 / 3) and gap.half == pytest.approx(t2 * s / 3**0.5)
+    first, second = rows(grid, found)
+    assert first["difference"] is None and second["difference"]["value"] == pytest.approx(-4 / 3)
+    assert first["seconds_to_target"]["value"] == pytest.approx((10 + 5 + 10) / 3)  # 0.92 was at 0.87 with its first validation
+    assert (first["reached"], second["reached"]) == (3, 3) and first["distance"]["value"] == pytest.approx(10)
+
+
+def test_the_cheapest_of_the_good_is_recommended():
+    grid = grid_of("two-step", "local-sgd", "ring", "asgd")
+    near = [outcome(a, s, 1_000_000) for a, s in ((0.899, 4.1), (0.921, 4.0), (0.909, 3.9))]
+    found = found_of(grid, two_step=[outcome(a, 10.0) for a in (0.90, 0.92, 0.91)], local_sgd=near,
+                     ring=[outcome(a, s) for a, s in ((0.90, 3.9), (0.92, 4.1), (0.91, 3.8))],
+                     asgd=[outcome(a, 1.0, 1) for a in (0.80, 0.82, 0.81)])  # fmt: skip
+    advice = advise(grid, found, 2, simulated=False)
+    told = " ".join(advice.reasons)
+    assert advice.choice == "local-sgd"  # as fast as ring, within noise, for a quarter of the bytes; asgd is 10 points below
+    assert all(words in told for words in ("sends the fewest bytes", "4.0 times fewer bytes", "within noise", "beyond noise"))
+    reached = advise(replace(grid, target=0.95), found, 2, simulated=False)
+    assert reached.choice == "local-sgd"  # nobody reaches the target: the seconds of training count
+
+
+def test_a_recommendation_says_what_it_does_not_know():
+    one = grid_of("two-step", "ring", seeds=1)
+    found = found_of(one, two_step=[outcome(0.9)], ring=[outcome(0.9, 9.9)])
+    told = " ".join(advise(one, found, 2, simulated=True).reasons)
+    assert "There was one seed" in told and "Seconds are simulated" in told and "±" not in told
+    nothing = advise(one, {}, 2, simulated=False)
+    assert nothing.choice is None and "nothing is recommended" in nothing.reasons[0]
+
+
+@pytest.mark.plots
+def test_a_page_that_holds_all_it_shows(study, tmp_path):
+    pytest.importorskip("matplotlib")
+    grid = make_grid({**TRAIN, "data": "<digits>"}, {**ASKED, "target": 0.99})
+    made, _ = study(Told(), grid)
+    _, page = write_report(made, "mpiddl compare 'a <b>.toml'")
+    text = page.read_text()
+    assert text.count("data:image/png;base64,") == 3 * 2 and "http" not in text and "src=" in text
+    assert "<digits>" not in text and "&lt;digits&gt;" in text and "not reached" in text
+    files = {path.name for path in (tmp_path / "out").iterdir() if not path.name.startswith(".")}
+    pictures = {f"{what}-{workers}.png" for what in ("accuracy", "ends", "staleness") for workers in (2, 4)}
+    assert files == {"cells.jsonl", "compare.json", "report.html", "report.md", "report.json", *pictures}
+    told = json.loads(page.with_suffix(".json").read_text())
+    assert len(told["runs"]) == 12 and told["rows"][2]["staleness"]["median"] == 0

@@ -1,0 +1,134 @@
+"""``mpiddl compare`` doing runs: simulated ones, killed on the way; on MPI ranks; on a testbed with counted links."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mpiddl.compare.processes import run
+from mpiddl.testbed.program import MARK, OUT_OF_TIME
+
+JOB = """
+[train]
+epochs = {epochs}
+model = "softmax"
+optimiser = "nesterov"
+[compare]
+strategies = [{strategies}]
+workers = 2
+seeds = 1
+target = 0.5
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    """``job(epochs=2)``: a file for two strategies; returns the words that compare them, with a folder for what comes of it."""
+
+    def make(epochs=2, strategies='"two-step", {strategy = "asgd", rate = 0.05}'):
+        (tmp_path / "job.toml").write_text(JOB.format(epochs=epochs, strategies=strategies))
+        return "compare", str(tmp_path / "job.toml"), "--out", str(tmp_path / "out")
+
+    return make
+
+
+def read(tmp_path):
+    """The rows of the report, and the runs."""
+    told = json.loads((tmp_path / "out" / "report.json").read_text())
+    return told["rows"], told["runs"]
+
+
+def marked(mark):
+    """Processes that a comparison has started."""
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                found += [pid] * (f"{MARK}={mark}".encode() in file.read())
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.no_mpi
+def test_a_comparison_that_is_killed_goes_on(job, tmp_path, command):
+    words = [sys.executable, "-m", "mpiddl", *job(), "--simulate", "--jobs", "1"]
+    cells = tmp_path / "out" / "cells.jsonl"
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    while not cells.exists() and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(0.3)  # in the middle of the second run
+    process.kill()
+    process.wait()
+    before = cells.read_text()
+    done = command(*words)
+    assert done.returncode == 0, done.stderr
+    assert cells.read_text().startswith(before) and len(cells.read_text().splitlines()) == 2
+    assert "2 runs on the simulated clock: 1 there, 1 to do" in done.stderr, done.stderr
+    until = time.monotonic() + 5
+    while marked("compare-") and time.monotonic() < until:  # a killed comparison's run ends by itself
+        time.sleep(0.05)
+    assert not marked("compare-") and not list((tmp_path / "out").glob(".cell*"))
+    (two_step, asgd), runs = read(tmp_path)
+    assert all(row["seeds"] == [1] and row["accuracy"]["value"] > 50 and row["reached"] == 1 for row in (two_step, asgd))
+    assert (two_step["ranks"], asgd["ranks"]) == (2, 3) and asgd["staleness"]["pushes"] == 2 * 2 * 21
+    assert two_step["staleness"] is None and two_step["distance"]["value"] == 0 < asgd["distance"]["value"]
+    assert [len(each["curve"]) for each in runs] == [2] * 2 and all(each["curve"][-1]["samples"] == 2 * 1293 for each in runs)
+    ends = [each["curve"][-1] for each in runs]
+    assert all(end["bytes"] == each["bytes"] > 0 for end, each in zip(ends, runs, strict=True))
+
+
+def test_on_mpi_ranks(job, tmp_path, command):
+    done = command(sys.executable, "-m", "mpiddl", *job(epochs=1, strategies='{strategy = "asgd", rate = 0.05}'))
+    assert done.returncode == 0, done.stderr
+    rows, _ = read(tmp_path)
+    assert (rows[0]["ranks"], rows[0]["egress_mb"]) == (2, None)  # one host: no links
+    assert rows[0]["accuracy"]["value"] > 30 and done.stdout.startswith("- Take asgd")
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_on_a_testbed_links_are_counted(job, tmp_path, command):
+    done = command(sys.executable, "-m", "mpiddl", *job(epochs=1), "--testbed", "2:200mbit")
+    assert done.returncode == 0, done.stderr
+    (two_step, asgd), _ = read(tmp_path)
+    for row in (two_step, asgd):
+        egress, ingress = row["egress_mb"]["value"], row["ingress_mb"]["value"]
+        assert egress == pytest.approx(ingress, rel=0.02) and row["sent_mb"]["value"] > 0
+    # Payload, headers, and a few words about each step; validation is left out.
+    assert two_step["sent_mb"]["value"] < two_step["egress_mb"]["value"] < 1.2 * two_step["sent_mb"]["value"] + 0.05
+
+
+@pytest.mark.no_mpi
+def test_a_command_that_takes_too_long_is_ended_with_all_it_started():
+    script = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); print('here', flush=True); time.sleep(60)"
+    ended = run([sys.executable, "-c", script], os.environ, "compare-test-late", 1.0)
+    assert ended.code == OUT_OF_TIME and ended.text == "here\n" and not marked("compare-test-late")
+
+
+@pytest.mark.no_mpi
+def test_a_run_whose_parent_is_killed_ends(tmp_path):
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps({"simulate": 2, "epochs": 500, "strategy": "two-step"}))
+    words = [sys.executable, "-m", "mpiddl.compare.cell", str(settings), str(tmp_path / "outcome.json"), "--with-parent"]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdin.close()  # as the kernel does when the parent ends
+    assert process.wait(20) == 75 and not (tmp_path / "outcome.json").exists()
+    process.stderr.close()
+
+
+@pytest.mark.no_mpi
+def test_an_end_by_signal_keeps_what_there_is(job, tmp_path):
+    words = [sys.executable, "-m", "mpiddl", *job(epochs=400), "--simulate", "--jobs", "2"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("out/.cell*/settings.json")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM and "the same command goes on from there" in said
+    assert not list(tmp_path.glob("out/.cell*"))

@@ -1,0 +1,101 @@
+"""What a run tells of its traffic: bytes and distance at each validation, a budget of bytes, and what hosts' links carry."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mpiddl
+from mpiddl.strategies import LocalSGD
+from mpiddl.testbed.links import Link
+from mpiddl.traffic import Traffic
+from mpiddl.transport import virtual
+
+SMALL = {"model": "softmax", "data": "digits", "quiet": True, "epochs": 3}
+
+
+def validations(strategy, **settings):
+    result = mpiddl.train(strategy=strategy, simulate=4, **{**SMALL, **settings})
+    return [line for line in result.history if "validation_loss" in line], result
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("strategy", ["allreduce", "local-sgd:period=8", "asgd", "delayed"])
+def test_validations_tell_all_ranks_bytes_and_how_far_they_are_apart(strategy):
+    lines, result = validations(strategy, rate=0.01)
+    whole = sum(rank["bytes"] for rank in result.summary["per_rank"])
+    assert len(lines) == 3 and [line["epoch"] for line in lines] == [1, 2, 3]
+    assert 0 < lines[0]["bytes"] < lines[1]["bytes"] < lines[2]["bytes"] <= whole < 1.2 * lines[2]["bytes"]
+    apart = [line["distance"] for line in lines]
+    assert apart[:2] == [0, 0] if strategy == "allreduce" else all(0 < distance < 1 for distance in apart[:2])
+    assert all(line["aside"] == 0 for line in lines)  # on the simulated clock looking takes no time
+
+
+@pytest.mark.no_mpi
+def test_distance_is_the_quadratic_mean():
+    """One step of SGD each, of nothing in common: what they are apart can be made by hand."""
+    lines, result = validations("local-sgd:period=100", max_steps=1, optimiser="sgd", rate=0.5, schedule="constant")
+    mean = np.concatenate([part.ravel() for part in result.params.values()])
+    found = virtual.run(4, step_alone)
+    assert mean == pytest.approx(np.mean(found, axis=0), rel=1e-4, abs=1e-6)
+    apart = np.sqrt(np.mean([np.sum((each - mean) ** 2) for each in found])) / np.linalg.norm(mean)
+    assert lines[0]["distance"] == pytest.approx(apart, rel=1e-3)
+
+
+def step_alone(comm):
+    """What this rank has after its step, before the average at the end."""
+    kept = []
+
+    class Kept(LocalSGD):
+        def finish(self, comm, state, replica):
+            kept.append(replica.params.copy())
+            super().finish(comm, state, replica)
+
+    mpiddl.train(strategy=Kept(period=100), comm=comm, **SMALL, max_steps=1, optimiser="sgd", rate=0.5, schedule="constant")
+    return kept[0]
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize(("strategy", "most"), [("allreduce", 1.05), ("local-sgd:period=4", 1.2), ("asgd", 1.5)])
+def test_a_budget_of_bytes(strategy, most):
+    whole = validations(strategy, rate=0.01)[1].summary
+    budget = whole["bytes_sent"] // 2
+    cut = validations(strategy, rate=0.01, max_bytes=budget)[1].summary
+    assert cut["ended"] == f"{budget} bytes are sent" and 0 < cut["steps"] < whole["steps"]
+    assert budget <= sum(rank["bytes"] for rank in cut["per_rank"]) < most * budget
+
+
+class Ranks:
+    """Four ranks on two hosts, seen from rank 2."""
+
+    rank, size, processes = 2, 4, True
+
+    def nodes(self):
+        return [0, 0, 2, 2]
+
+    def Barrier(self):
+        pass
+
+    def allgather(self, mine):
+        return [{"sent": 1, "received": 2}, None, mine, None]
+
+
+@pytest.mark.no_mpi
+def test_what_is_aside_is_not_counted():
+    carried = iter([Link(100, 10, 0, 0), Link(150, 20, 0, 0), Link(250, 50, 0, 0), Link(300, 60, 0, 0)])
+    traffic = Traffic(Ranks(), lambda: next(carried))
+    with traffic.aside():
+        pass
+    assert traffic.hosts() == [{"sent": 1, "received": 2}, {"sent": 100, "received": 20}]
+
+
+@pytest.mark.no_mpi
+def test_one_host_has_no_links_to_count():
+    class One(Ranks):
+        def nodes(self):
+            return [0] * 4
+
+        def allgather(self, mine):
+            return [mine] * 4
+
+    assert Traffic(One(), None).hosts() == []
