@@ -5,9 +5,9 @@
     c = (g + strength n h (w - w_pulled)) / sqrt(1 + (damping a eta n t h)^2),  a = sqrt(1 + growth (W - 1))
     v_m <- mu v_m + a c,  w <- w - eta (a c + mu v_m)
 
-n is the number of parameters of the model, v_m worker m's own velocity: Nesterov's momentum looks ahead as in `dana`. n h stands
-for the curvature, as the mean of g g does in `dc-asgd-a`: a step a eta overshoots where a eta times the curvature times the
-delay passes a constant, and there, only there, a late gradient is damped. The compensation is damped with it, so that it
+n is the number of parameters of the model, v_m worker m's own velocity: Nesterov's momentum looks ahead as in `dana`. n h
+stands for the curvature, as the mean of g g does in `dc-asgd-a`: a step a eta overshoots where a eta times the curvature times
+the delay passes a constant, and there, only there, a late gradient is damped. The compensation is damped with it, so that it
 changes w by less than strength / damping |w - w_pulled| / t. What damping takes, the growth of the rate with the number of
 workers gives back: one rate serves 1 and 32 workers. At small rates nothing is damped, and what is left is `dana`, compensated.
 
