@@ -14,20 +14,14 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .jit import kernel
-from .lanes import INT64, WIDTH, base, emitter, lanes_of, size_of
+from .lanes import INT64, UNIT, base, emitter, size_of, unit_of
 from .normal_product import panel_units
 
 WIDEST = 6
-"""Vectors of columns taken at a time: every entry's index is read once for each panel of them."""
+"""Units of columns taken at a time: every entry's index is read once for each panel of them."""
 
 FLUSH = 16_384
 """Rows whose sum is carried in the dtype of x: the result is too large to be added up more often."""
-
-
-def sparse_columns(k: int, itemsize: int) -> int:
-    """`k` rounded up to whole vectors of that many bytes an element: the columns that `sparse_product` takes."""
-    lanes = WIDTH // itemsize
-    return -(-k // lanes) * lanes
 
 
 def sparse_scratch(d: int, columns: int) -> int:
@@ -40,8 +34,8 @@ def sparse_product(starts, indices, values, w, start, weights, out, sums, scratc
     """out += x.T @ y and sums += the sum of y's rows, with y = weights[:, None] * (x @ w + start).
 
     x (n, d) in CSR: starts (n + 1,) int64, indices int32, values of the dtype of w (d, k), start (k,) and `scratch`
-    (`sparse_scratch`); k is a multiple of the lanes (`sparse_columns`). out (d, k) and sums (k,) are float64; weights (n,),
-    or empty: ones.
+    (`sparse_scratch`); k is a multiple of the lanes of a unit. out (d, k) and sums (k,) are float64; weights (n,), or
+    empty: ones.
     """
     n, (d, k), size = starts.size - 1, w.shape, size_of(w)
     y, carried = base(scratch), base(scratch) + size * k
@@ -50,20 +44,20 @@ def sparse_product(starts, indices, values, w, start, weights, out, sums, scratc
         scratch[k:] = 0
         left = 0
         while left < k:
-            vectors = panel_units(k - left, lanes_of(w), WIDEST)
+            units = panel_units(k - left, unit_of(w), WIDEST)
             for i in range(top, bottom):
                 factor = weights[i] if weights.size else w.dtype.type(1)
                 begin, count = starts[i], starts[i + 1] - starts[i]
-                for c in range(vectors * lanes_of(w)):
+                for c in range(units * unit_of(w)):
                     scratch[c] = start[left + c]
                 index, value = base(indices) + 4 * begin, base(values) + size * begin
                 place = size * left
-                _row_product(w, vectors, index, value, count, base(w) + place, k, y)
-                for c in range(vectors * lanes_of(w)):
+                _row_product(w, units, index, value, count, base(w) + place, k, y)
+                for c in range(units * unit_of(w)):
                     scratch[c] *= factor
                     sums[left + c] += scratch[c]
-                _add_row(w, vectors, index, value, count, y, carried + place, k)
-            left += vectors * lanes_of(w)
+                _add_row(w, units, index, value, count, y, carried + place, k)
+            left += units * unit_of(w)
         for j in range(d):
             for c in range(k):
                 out[j, c] += scratch[k + j * k + c]
@@ -84,25 +78,30 @@ def sparse_moments(starts, indices, values, weights, out, squares):
 
 
 @intrinsic
-def _row_product(typing, like, vectors, index, value, count, w, ldw, y):
+def _row_product(typing, like, units, index, value, count, w, ldw, y):
     """y += the sum over entries e < count of value[e] * w[index[e]]."""
-    names = "vectors index VALUE count W ldw Y"
-    return types.void(like, *[types.int64] * 7), emitter(partial(_each_width, _write_product), names)
+    names = "units index VALUE count W ldw Y"
+    return types.void(like, *[types.int64] * 7), emitter(partial(_each_width, _write_product), names, _of_a_unit)
 
 
 @intrinsic
-def _add_row(typing, like, vectors, index, value, count, y, out, ldo):
+def _add_row(typing, like, units, index, value, count, y, out, ldo):
     """out[index[e]] += value[e] * y for all entries e < count."""
-    names = "vectors index VALUE count Y OUT ldo"
-    return types.void(like, *[types.int64] * 7), emitter(partial(_each_width, _write_sum), names)
+    names = "units index VALUE count Y OUT ldo"
+    return types.void(like, *[types.int64] * 7), emitter(partial(_each_width, _write_sum), names, _of_a_unit)
 
 
-def _each_width(write, lanes, vectors, index, **given):
-    """The code for each number of vectors, behind a branch."""
+def _of_a_unit(size):
+    """Elements of that many bytes."""
+    return UNIT // size
+
+
+def _each_width(write, lanes, units, index, **given):
+    """The code for each number of units, behind a branch."""
     builder = lanes.builder
     index = builder.inttoptr(index, ir.IntType(32).as_pointer())
     for width in range(1, WIDEST + 1):
-        with builder.if_then(builder.icmp_signed("==", vectors, INT64(width))):
+        with builder.if_then(builder.icmp_signed("==", units, INT64(width))):
             write(lanes, [v * lanes.count for v in range(width)], index, **given)
 
 

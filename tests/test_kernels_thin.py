@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 from mpiddl.kernels.correction_steps import correction_steps, steps_scratch
 from mpiddl.kernels.normal_product import BLOCK, FLUSH, normal_product, normal_scratch, padded_columns
-from mpiddl.kernels.sparse_product import sparse_columns, sparse_moments, sparse_product, sparse_scratch
+from mpiddl.kernels.sparse_product import sparse_moments, sparse_product, sparse_scratch
 from test_kernels_dense import blank, close, draw, guarded, intact
 
 pytestmark = pytest.mark.no_mpi
@@ -68,7 +68,7 @@ def test_a_pass_is_the_same_in_parts_of_the_columns(dtype):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("n", "d", "k"), [(0, 3, 1), (1, 1, 1), (40, 13, 7), (30, 50, 17), (9, 200, 60)])
 def test_a_pass_over_sparse_rows(n, d, k, dtype, weighted):
-    columns = sparse_columns(k, np.dtype(dtype).itemsize)
+    columns = padded_columns(k, np.dtype(dtype).itemsize)
     dense = draw(dtype, n, d) * (draw("float64", n, d, seed=5) > 0.8)
     rows = scipy.sparse.csr_array(dense)
     starts, indices, values = guarded(rows.indptr.astype(np.int64)), guarded(rows.indices.astype(np.int32)), guarded(rows.data)

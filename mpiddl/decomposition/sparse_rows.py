@@ -14,7 +14,8 @@ import numpy as np
 from mpiddl.collectives.base import block_bounds
 from mpiddl.decomposition.dense_rows import moved
 from mpiddl.decomposition.rows import Sums, padded, together
-from mpiddl.kernels.sparse_product import sparse_columns, sparse_moments, sparse_product, sparse_scratch
+from mpiddl.kernels.normal_product import padded_columns
+from mpiddl.kernels.sparse_product import sparse_moments, sparse_product, sparse_scratch
 
 DENSE_BYTES = 1 << 26
 """Of a block of rows that is made dense."""
@@ -48,7 +49,7 @@ class SparseRows:
         self._indices = x.indices.astype(np.int32, copy=False)
 
     def columns(self, k: int) -> int:
-        return sparse_columns(k, self.dtype.itemsize)
+        return padded_columns(k, self.dtype.itemsize)
 
     def sums(self, w: np.ndarray, origin: np.ndarray, moments: bool = False) -> Sums:
         columns = self.columns(w.shape[1])
