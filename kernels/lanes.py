@@ -35,7 +35,7 @@ HALVING = ("znver4",)
 """Processors that work on a vector of 512 bits in two halves: half of one costs half as much."""
 
 UNIT = WIDTH // 2 if WIDTH == 64 and (config.CPU_NAME or binding.get_host_cpu_name()) in HALVING else WIDTH
-"""Bytes of the smallest vector that is worth less than a whole one."""
+"""Bytes of the smallest vector that costs less than a larger one."""
 
 
 class Lanes:
