@@ -162,6 +162,18 @@ def base(typing, array):
 
 
 @intrinsic
+def copy(typing, target, source, nbytes):
+    """Bytes from one address to another."""
+
+    def write(context, builder, signature, args):
+        target, source = (builder.inttoptr(address, cgutils.voidptr_t) for address in args[:2])
+        cgutils.raw_memcpy(builder, target, source, args[2], INT64(1))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), write
+
+
+@intrinsic
 def lanes_of(typing, array):
     """How many elements of `array` a vector holds, as a constant: dividing by it is then a shift."""
     lanes = WIDTH * 8 // array.dtype.bitwidth

@@ -12,12 +12,8 @@ share out the sums.
 
 from __future__ import annotations
 
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
-
 from .jit import kernel
-from .lanes import INT64, base, size_of
+from .lanes import base, copy, size_of
 from .meet import meet
 from .node_sum import add_up
 
@@ -39,7 +35,7 @@ def node_copy_sum(source, result, stages, half, flags, state, rank, size, patien
         count = min(half, source.size - begin)
         shift = state[PIECES] % 2 * half * width
         if not state[STAGE]:
-            _copy(stages[rank] + shift, base(source) + begin * width, count * width)
+            copy(stages[rank] + shift, base(source) + begin * width, count * width)
             state[STAGE] = 1
         if not meet(flags, state, rank, size, patience):
             return False
@@ -49,15 +45,3 @@ def node_copy_sum(source, result, stages, half, flags, state, rank, size, patien
         state[DONE] = begin + count
     state[DONE] = 0
     return True
-
-
-@intrinsic
-def _copy(typing, target, source, nbytes):
-    """Bytes from one address to another."""
-
-    def write(context, builder, signature, args):
-        target, source = (builder.inttoptr(address, cgutils.voidptr_t) for address in args[:2])
-        cgutils.raw_memcpy(builder, target, source, args[2], INT64(1))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), write

@@ -204,7 +204,7 @@ def forced(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
     def make(name: str = "two-step", raw: MPI.Intracomm | None = None) -> Any:
         taken = {"allreduce": name, **(others if name != "library" else dict.fromkeys(others, "library"))}
-        monkeypatch.setattr(choice.rule, "steps", lambda topology, call, library: ((0, taken[call]),))
+        monkeypatch.setattr(choice.rule, "steps", lambda topology, call, library, reads: ((0, taken[call]),))
         monkeypatch.setattr(faster, "FLOOR", 0)
         monkeypatch.setattr(faster, "NONBLOCKING_FLOOR", 1)
         monkeypatch.setattr(faster.Faster, "_floors", dict.fromkeys(taken, 0.0))

@@ -18,7 +18,7 @@ from mpiddl.transport.start import load_mpi
 pytestmark = pytest.mark.mpi
 
 
-@pytest.mark.parametrize("name", ["two-step", "ring", "doubling", "library"])
+@pytest.mark.parametrize("name", ["read", "two-step", "ring", "doubling", "library"])
 @pytest.mark.parametrize("dtype", ["f", "d", "i", "q", "F", "B"])
 @pytest.mark.parametrize("n", [0, 1, 7, 1000])
 def test_sums_are_the_librarys(comm, forced, name, dtype, n):
@@ -270,7 +270,8 @@ def test_what_is_always_the_librarys_goes_there_at_once(comm, monkeypatch):
             self.calls += 1
             super().Bcast(buf, root)
 
-    monkeypatch.setattr(choice.rule, "steps", lambda _, call, library: ((4096, "two-step"),) if call == "allreduce" else ())
+    steps = {"allreduce": ((4096, "two-step"),)}
+    monkeypatch.setattr(choice.rule, "steps", lambda _, call, library, reads: steps.get(call, ()))
     raw = load_mpi().COMM_WORLD.Dup()
     ours, other, own = Communicator(raw), Communicator(raw), Counting(raw)
     assert {"Bcast", "Barrier", "Allreduce"} <= set(vars(ours)) and "Bcast" not in vars(own)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 
 import numpy as np
 import pytest
 from mpiddl.kernels.meet import FLAGS, meet
 from mpiddl.kernels.node_copy_sum import node_copy_sum
+from mpiddl.kernels.node_read_sum import FAILED, UNREAD, WORDS, node_read_sum
 from mpiddl.kernels.node_sum import BLOCK_BYTES, node_sum
+from mpiddl.kernels.remote import VECTORS
 
 from mpiddl.memory import ALIGNMENT, aligned_zeros
 
@@ -162,3 +165,44 @@ def test_sums_through_stages_are_numpys_bit_for_bit(count, dtype, in_place):
         for source, result, before in zip(sources, results, kept, strict=True):
             assert result.tobytes() == wanted.tobytes()
             assert in_place or source.tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("count", [2, 3, 4, 7])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_sums_of_what_is_read_are_numpys_bit_for_bit(count, dtype, in_place):
+    piece, ranks = 64, places(count)
+    told = [np.zeros(WORDS, np.int64) for _ in range(count)]
+    mine = np.full(count, os.getpid(), np.int32)  # ranks in one process, which may read itself
+    for n in (1, count, 16 * count - 1, 33 * count, 7 * piece * count + 5, 0, 3):
+        sources = inputs_of(count, n, dtype, 1)
+        wanted = functools.reduce(np.add, sources)
+        kept = [source.copy() for source in sources]
+        results = sources if in_place else [np.zeros(n + 1, dtype)[1:] for _ in sources]
+        take_turns(
+            [
+                functools.partial(node_read_sum, source, result, addresses(told), mine, np.empty((count, piece), dtype),
+                                  np.empty(count, np.int64), np.empty(VECTORS, np.int64), *rank)
+                for source, result, rank in zip(sources, results, ranks, strict=True)
+            ]
+        )  # fmt: skip
+        for source, result, before in zip(sources, results, kept, strict=True):
+            assert result.tobytes() == wanted.tobytes()
+            assert in_place or source.tobytes() == before.tobytes()
+    assert not any(state[UNREAD] for _, state, _, _ in ranks)
+
+
+def test_what_cannot_be_read_is_known_to_all_and_nobody_waits():
+    count, dtype, ranks = 3, "float32", places(3)
+    told = [np.zeros(WORDS, np.int64) for _ in range(count)]
+    sources, results = inputs_of(count, 100, dtype, 1), [np.zeros(100, dtype) for _ in range(count)]
+    others = [np.full(count, os.getpid() if rank != 1 else -1, np.int32) for rank in range(count)]
+    take_turns(
+        [
+            functools.partial(node_read_sum, source, result, addresses(told), who, np.empty((count, 64), dtype),
+                              np.empty(count, np.int64), np.empty(VECTORS, np.int64), *rank)
+            for source, result, who, rank in zip(sources, results, others, ranks, strict=True)
+        ]
+    )  # fmt: skip
+    assert [bool(one[FAILED]) for one in told] == [False, True, False]
+    assert all(state[UNREAD] for _, state, _, _ in ranks)

@@ -17,6 +17,7 @@ import numpy as np
 from mpiddl.bench.limits import HEADERS, free_memory, memory_limit, wire_limit
 from mpiddl.bench.turns import Contender, quantiles, take_turns
 from mpiddl.collectives import TwoStep, calls
+from mpiddl.collectives.allreduce_read import readable
 from mpiddl.collectives.base import block_bounds, flat
 from mpiddl.errors import MpiddlError, UsageError
 from mpiddl.testbed.plan import read_rate
@@ -119,7 +120,8 @@ def _allreduce(comm: Any, source: np.ndarray, plans: list[TwoStep]) -> dict[str,
         plans.append(leader)
         leader.input[:] = source
         found["leader, in place"] = _ours(comm, leader)
-    for algorithm in ("two-step", "ring", *(["doubling"] if source.nbytes <= 1 << 20 else [])):
+    unfit = {"read": not readable(comm), "doubling": source.nbytes > 1 << 20}
+    for algorithm in (name for name in ("read", "two-step", "ring", "doubling") if not unfit.get(name)):
         found[algorithm] = _ours(comm, partial(calls.allreduce, comm, source, result, algorithm=algorithm))
     comm.raw.Allreduce(source, result)
     wanted = result.copy()

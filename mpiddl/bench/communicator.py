@@ -16,6 +16,7 @@ import numpy as np
 
 from mpiddl.bench.collectives import check_memory, size_text
 from mpiddl.bench.turns import Contender, quantiles, take_turns
+from mpiddl.collectives.allreduce_read import readable
 from mpiddl.errors import MpiddlError
 from mpiddl.topology import neighbours
 from mpiddl.transport.agree import agreed
@@ -151,7 +152,7 @@ def _forced(link: Any, call: str, size: int, all_of_them: bool = True) -> Calls:
     from mpiddl.communicator.kinds import always
 
     topology = neighbours(link).topology
-    names = [name for name in candidates(topology, call) if all_of_them or name not in ("doubling", "binomial")]
+    names = [name for name in candidates(topology, call, readable(link)) if all_of_them or name not in ("doubling", "binomial")]
     if topology.size == 1:
         names = [LIBRARY]
     made = {name: _calls(link.raw if name == LIBRARY else always(link, name), call, size) for name in names}

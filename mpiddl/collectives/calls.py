@@ -15,8 +15,9 @@ import numpy as np
 
 from mpiddl.collectives.allgather_ring import allgather_ring
 from mpiddl.collectives.allreduce_doubling import allreduce_doubling
+from mpiddl.collectives.allreduce_read import reading
 from mpiddl.collectives.allreduce_ring import allreduce_ring
-from mpiddl.collectives.allreduce_staged import allreduce_staged, fits, stage
+from mpiddl.collectives.allreduce_staged import stage
 from mpiddl.collectives.allreduce_tree import allreduce_tree, exchange, kept_plan
 from mpiddl.collectives.allreduce_two_step import allreduce_two_step, staged
 from mpiddl.collectives.barrier_dissemination import barrier_dissemination
@@ -48,19 +49,28 @@ from mpiddl.transport.base import SUM, Op
 SHORT_BYTES = 16 * 1024
 """Up to here rounds count more than bytes, and "auto" takes the algorithm with the fewest."""
 
+FEW = 4
+"""Ranks up to which "auto" has those of one node read each other's memory; beyond, only measuring tells (`mpiddl tune`)."""
+
 Under = tuple[tuple[Any, ...], Steps, Queue | None]
 """The communicators that a collective sends on, its steps, and those it must not overlap with."""
 
 
 def _two_step(comm: Any, source: np.ndarray, result: np.ndarray, op: Op, leader: bool = False) -> Under:
-    if not leader and fits(comm, result.dtype, op) and not (through := stage(comm, result.dtype)).alone:
-        return (), allreduce_staged(comm, through, source, result), through
+    if not leader and (through := stage(comm, result.dtype, op)) is not None:
+        return (), through.steps(source, result), through
     plan = staged(comm, result.nbytes, result.dtype, op, leader=leader)
     return plan.wires, allreduce_two_step(plan, source, result), plan
 
 
 def _leader(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
     return _two_step(comm, source, result, op, leader=True)
+
+
+def _read(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
+    if (through := reading(comm, result.dtype, op)) is None:
+        return _two_step(comm, source, result, op)
+    return (), through.steps(source, result), through
 
 
 def _ring(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
@@ -89,6 +99,7 @@ def _round_nodes(comm: Any) -> Wire:
 ALLREDUCE: dict[str, Callable[..., Under]] = {
     "two-step": _two_step,
     "two-step-leader": _leader,
+    "read": _read,
     "ring": _ring,
     "doubling": _doubling,
     "tree": _tree,
@@ -108,7 +119,8 @@ def iallreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, al
     with checking(comm, checked):
         source, result = flat_pair(comm, sendbuf, recvbuf, op)
         _choose(ALLREDUCE, algorithm, "")
-    auto = "two-step" if result.nbytes > SHORT_BYTES or neighbours(comm).local.size == comm.size else "doubling"
+    one_node = neighbours(comm).local.size == comm.size
+    auto = "read" if one_node and comm.size <= FEW else "two-step" if one_node or result.nbytes > SHORT_BYTES else "doubling"
     chosen = _choose(ALLREDUCE, algorithm, auto)
     if checked:
         check_alike(comm, "allreduce", size=result.size, dtype=result.dtype, op=op.name, algorithm=chosen)
@@ -133,7 +145,8 @@ def allreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, alg
     op : Op
         SUM, MIN, MAX or PROD.
     algorithm : str
-        ``two-step``, ``two-step-leader``, ``ring``, ``doubling``, ``tree`` (in one order, wherever the ranks are), or ``auto``:
+        ``two-step``, ``two-step-leader``, ``read`` (two-step where ranks may not read each other's memory), ``ring``,
+        ``doubling``, ``tree`` (in one order, wherever the ranks are), or ``auto``: read for a few ranks of one node,
         doubling for short arrays across nodes, else two-step. What each costs stands on top of its file.
     checked : bool
         Compare the ranks' calls first.

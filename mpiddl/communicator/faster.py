@@ -159,7 +159,7 @@ class Faster(_Base):
         if found is None:
             return False
         (link, algorithm), source, result, known = found
-        at_once = self._own.stage(result.array.dtype) if algorithm == "two-step" and known is SUM else None
+        at_once = self._own.at_once(algorithm, result.array.dtype) if known is SUM else None
         try:
             if at_once is not None and result.array.size:
                 at_once(result.array if source is IN_PLACE else source, result.array)

@@ -13,7 +13,9 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiddl.collectives import Started
-from mpiddl.collectives.allreduce_staged import Stage, fits, stage
+from mpiddl.collectives.allreduce_read import reading
+from mpiddl.collectives.allreduce_staged import stage
+from mpiddl.collectives.at_once import AtOnce
 from mpiddl.collectives.progress import Progress
 from mpiddl.communicator import shortcuts
 from mpiddl.transport.agree import agreed
@@ -48,15 +50,17 @@ class Private:
         self.threads = False  # whether every rank has one that may move requests on
         self._progress: Progress | None = None
         self._users: list[ref[Any]] = []
-        self._stages: dict[Any, Stage | None] = {}
+        self._at_once: dict[tuple[str, str], AtOnce | None] = {}
         self.floors = {call: choice.floor(call) for call in CANDIDATES}
 
-    def stage(self, dtype: np.dtype) -> Stage | None:
-        """What sums arrays of one node at once, if that can be; collective at the first time for each dtype."""
-        if dtype.char not in self._stages:
-            found = stage(self.link, dtype) if fits(self.link, dtype, SUM) else None
-            self._stages[dtype.char] = found if found is not None and not found.alone else None
-        return None if self.link.started or self.link.held else self._stages[dtype.char]
+    def at_once(self, algorithm: str, dtype: np.dtype) -> AtOnce | None:
+        """What sums arrays of one node in one call of a kernel, if that is how ``algorithm`` does it and nothing else is under
+        way; collective at the first time for each dtype."""
+        key = algorithm, dtype.char
+        if key not in self._at_once:
+            found = reading(self.link, dtype, SUM) if algorithm == "read" else None
+            self._at_once[key] = found or (stage(self.link, dtype, SUM) if algorithm in ("read", "two-step") else None)
+        return None if self.link.started or self.link.held else self._at_once[key]
 
     def used_by(self, handle: Any, taken_over: type) -> None:
         """One more object has this handle; its calls, if methods of ``taken_over``, go the shortest way until it is freed."""

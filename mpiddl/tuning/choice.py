@@ -7,6 +7,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mpiddl.collectives.allreduce_read import readable
 from mpiddl.errors import MpiddlError
 from mpiddl.topology import Topology, neighbours
 from mpiddl.tuning import rule
@@ -44,11 +45,14 @@ class Chooser:
         Where the figures come from: a file, or "the built-in rule", and why not a file.
     unused : bool
         There is a file of which no use is made, or there is none where one was asked for.
+    reads : bool
+        All ranks may read each other's memory.
     """
 
-    def __init__(self, topology: Topology, place: Place, table: Table, source: str, *, unused: bool = False):
+    def __init__(self, topology: Topology, place: Place, table: Table, source: str, *, unused: bool = False,
+                 reads: bool = False):
         self.topology, self.place, self.source = topology, place, source
-        self.unused = unused
+        self.unused, self.reads = unused, reads
         self._entries = {call: table.find(place, call) for call in rule.CANDIDATES}
         self._steps = {call: self._find_steps(call) for call in rule.CANDIDATES}
         self._begins = {call: [begin for begin, _ in steps] for call, steps in self._steps.items()}
@@ -82,7 +86,7 @@ class Chooser:
         if self.topology.size == 1:
             return ((0, LIBRARY),)
         if entry is None:
-            return merged(((0, LIBRARY), *rule.steps(self.topology, call, self.place.library)))
+            return merged(((0, LIBRARY), *rule.steps(self.topology, call, self.place.library, self.reads)))
         return merged(tuple(_crossings(entry)))
 
 
@@ -96,10 +100,10 @@ def chooser(comm: Any, path: Path | None, asked_for: bool = False) -> Chooser:
     -------------
     Collective: two broadcasts, at the first time on ``comm`` its neighbours.
     """
-    topology = neighbours(comm).topology
+    topology, reads = neighbours(comm).topology, readable(comm)
     place = comm.bcast(place_of(comm, topology) if comm.rank == 0 else None)
     table, source, unused = comm.bcast(_read(path, place, asked_for) if comm.rank == 0 else None)
-    return Chooser(topology, place, table, source, unused=unused)
+    return Chooser(topology, place, table, source, unused=unused, reads=reads)
 
 
 def between(entry: Entry, name: str, nbytes: int) -> float:

@@ -7,7 +7,7 @@ from mpiddl.topology import Topology
 LIBRARY = "library"
 
 CANDIDATES: dict[str, tuple[str, ...]] = {
-    "allreduce": (LIBRARY, "two-step", "two-step-leader", "ring", "doubling"),
+    "allreduce": (LIBRARY, "read", "two-step", "two-step-leader", "ring", "doubling"),
     "reduce": (LIBRARY, "scatter", "binomial"),
     "bcast": (LIBRARY, "chain", "scatter", "binomial"),
     "allgather": (LIBRARY, "ring"),
@@ -17,12 +17,16 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
 """Of each call; the library's own algorithm is always one."""
 
 FEW = 4
-"""Ranks up to which a node's arrays are summed at once (`allreduce_staged`)."""
+"""Ranks up to which a node's arrays are summed in one call of a kernel (`allreduce_staged`)."""
 
 Steps = tuple[tuple[int, str], ...]
 
 ONE_NODE: dict[str, Steps] = {"allreduce": ((12 << 10, "two-step"),)}
 """From so many bytes on, this; below the first, and where nothing stands, the library."""
+
+READ_BYTES = {2: 128 << 10, 3: 64 << 10, 4: 32 << 10}
+"""From so many bytes on ranks of one node, so many of them, read each other's memory, where they may: what two-step adds up
+grows with the ranks."""
 
 ONE_LARGE_NODE: dict[str, Steps] = {"allreduce": ((256 << 10, "two-step"),)}
 
@@ -49,18 +53,21 @@ ACROSS: dict[str, dict[str, Steps]] = {
 """Over TCP, by what a library calls itself, at last for any; of faster networks nothing is known without measuring."""
 
 
-def steps(topology: Topology, call: str, library: str) -> Steps:
-    """From how many bytes on which algorithm, ascending; ``library``: the MPI library's name and version."""
+def steps(topology: Topology, call: str, library: str, reads: bool) -> Steps:
+    """From how many bytes on which algorithm, ascending; ``library``: the MPI library's name and version; ``reads``: all ranks
+    may read each other's memory."""
     if topology.size == 1:
         return ()
     if len(topology.nodes) == 1:
         known = ONE_NODE if topology.size <= FEW else ONE_LARGE_NODE
+        if call == "allreduce" and reads and topology.size in READ_BYTES:
+            return (*known[call], (READ_BYTES[topology.size], "read"))
     else:
         known = next(found for name, found in ACROSS.items() if library.startswith(name))
     return known.get(call, ())
 
 
-def candidates(topology: Topology, call: str) -> tuple[str, ...]:
+def candidates(topology: Topology, call: str, reads: bool) -> tuple[str, ...]:
     """What may be taken on such a cluster."""
-    names = CANDIDATES[call]
-    return names if len(topology.nodes) > 1 else tuple(name for name in names if name != "two-step-leader")
+    unfit = {"two-step-leader"} if len(topology.nodes) == 1 else set()
+    return tuple(name for name in CANDIDATES[call] if name not in unfit | (set() if reads else {"read"}))

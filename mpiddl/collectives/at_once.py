@@ -1,0 +1,76 @@
+"""All-reduces on one node that are one call of a kernel which meets the other ranks by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpiddl.arena import Arena
+from mpiddl.clock import now
+from mpiddl.collectives.base import Queue, Steps
+from mpiddl.transport.base import PATIENCE
+from mpiddl.transport.shared import KernelRequest, end_kernel
+
+PASSED = 0
+"""Where a kernel's state holds the barriers that it has passed (`mpiddl.kernels.meet`)."""
+
+
+class AtOnce(Queue):
+    """What such an all-reduce keeps from call to call, for one communicator and dtype.
+
+    Parameters
+    ----------
+    comm : Comm
+        Ranks of one node.
+    size, dtype :
+        Of the memory that each rank shares with the others, for whatever the kernel wants it.
+
+    Communication
+    -------------
+    Making it is collective: the shared memory, at the first time on ``comm`` its neighbours.
+    """
+
+    kernel: Callable[..., bool]
+
+    def __init__(self, comm: Any, size: int, dtype: Any):
+        self._comm, self._arena = comm, Arena(comm)
+        self.own = self._arena.shared("own", size, dtype)
+        self.addresses = np.array([array.ctypes.data for array in self._arena.peers("own")])
+        self.barrier = self._arena.barrier("own")
+        self.alone = not self.barrier  # virtual ranks, which no kernel can meet
+
+    def arguments(self, source: np.ndarray, result: np.ndarray) -> tuple[Any, ...]:
+        """What the kernel takes, but for its patience."""
+        raise NotImplementedError
+
+    def barriers(self, size: int) -> int:
+        """How many of them a call for ``size`` elements passes."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise, on every rank, what went wrong in the last call."""
+
+    def __call__(self, source: np.ndarray, result: np.ndarray) -> None:
+        """``result`` becomes the sum of all ranks' ``source``: contiguous, 1-D, of the right dtype, and maybe the same array.
+
+        In one go, where nothing else is under way: what a collective costs before it begins is more than a short one takes.
+        """
+        entered, kernel, arguments = now(), self.kernel, self.arguments(source, result)
+        state = self.barrier[1]
+        before = state.item(PASSED)
+        try:
+            while not kernel(*arguments, PATIENCE):
+                self._comm.progress()
+        except BaseException:
+            end = before + self.barriers(source.size)
+            end_kernel(self._comm, kernel, arguments, lambda: state[PASSED] >= end)
+            raise
+        self._comm.meter.synchronised(entered, entered, now())
+        self.check()
+
+    def steps(self, source: np.ndarray, result: np.ndarray) -> Steps:
+        """The same beside others."""
+        yield KernelRequest(self._comm, self.kernel, self.arguments(source, result))
+        self.check()
