@@ -6,11 +6,11 @@ import os
 
 import numpy as np
 import pytest
+from mpiddl.kernels.node_read_sum import FAILED, UNREAD
 
 from mpiddl.collectives import allreduce
 from mpiddl.collectives.allreduce_read import readable, reading
 from mpiddl.errors import CommError
-from mpiddl.kernels.node_read_sum import FAILED, UNREAD
 from mpiddl.transport import reading as finding
 from mpiddl.transport.base import SUM
 

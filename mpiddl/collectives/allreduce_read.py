@@ -23,7 +23,7 @@ from mpiddl.transport.reading import processes
 SCRATCH_BYTES = 512 * 1024
 """What has been read and is not yet added up, of all ranks: it stays in the second cache."""
 
-LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 16 * 1024, 128 * 1024
+LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 16 * 1024, 256 * 1024
 """Read from one rank at a time: a call of the operating system costs as much as some KiB."""
 
 BARRIERS = 3
