@@ -1,12 +1,13 @@
 """Adding up arrays that lie in private memory, on the ranks of one node, each rank reading the others' memory itself.
 
-    result = sum over ranks of source
+    part = (sum over ranks of source)[first:last]        and then, where it is wanted, everybody's parts
 
-Every rank says where its arrays lie, adds up one slice of all sources into its own result, and then reads the other slices
-from the results of their owners. What one rank reads another has written long before, so the processor fetches ahead; no
-line goes to and fro, as those of a stage in shared memory do (`node_copy_sum`).
+Every rank says where its arrays lie, adds up one slice of all sources, and meets the others; who gathers reads the other
+slices where their owners have put them. That is an all-reduce if all gather, a reduction if one does, a reduce-scatter if
+none. What one rank reads another has written long before, so the processor fetches ahead; no cache line goes to and fro, as
+those of a stage in shared memory do (`node_copy_sum`).
 
-Cost a rank: 2 (q-1)/q V read from others, of which half lands in the second cache, V/q read and written by the sum; three
+Cost a rank: (q-1)/q V read from others into the second cache, V/q read and written by the sum; (q-1)/q V read to gather; three
 barriers. A slice is added up in rank order by one rank, so all have the same bits.
 Source: reading other processes' memory for collectives, T. Ma, G. Bosilca, A. Bouteiller, J. Dongarra, Kernel-assisted
 and topology-aware MPI collective communications on multicore/many-core platforms, J. Parallel Distrib. Comput. 73(7), 2013,
@@ -22,39 +23,45 @@ from .meet import meet
 from .node_sum import add_up
 from .remote import fetch
 
-SOURCE, RESULT, FAILED, WORDS = 0, 1, 2, 8
-"""What a rank says in shared memory, as int64 words: where its arrays lie, and whether it could not read; a cache line."""
+SOURCE, PART, FAILED, WORDS = 0, 1, 2, 8
+"""What a rank says in shared memory, as int64 words: where its source lies, where its part would begin if it were the whole,
+and whether it could not read; a cache line."""
 
 PHASE, UNREAD = 2, 3
 """Where `state` holds how far a call is, and whether any rank could not read."""
 
 
 @kernel
-def node_read_sum(source, result, places, processes, scratch, inputs, vectors, flags, state, rank, size, patience):
+def node_read_sum(source, part, first, last, origin, gather, places, processes, scratch, inputs, vectors,
+                  flags, state, rank, size, patience):  # fmt: skip
     """Add up; returns whether it is done, else it is to be called again with the same arguments.
 
-    `source` and `result`, contiguous float arrays of one size, may be the same. `places`, int64, holds the addresses of each
-    rank's WORDS in shared memory, 0 at first; `processes`, int32, who the ranks are. For the kernel to use: `scratch`, shape
-    (size, piece) of the arrays' dtype, `inputs`, int64 of shape (size,), and `vectors` (`fetch`). `flags` and `state`, shape
-    (5,), are those of `meet`. If any rank could not read, `state` says so on all of them from then on.
+    `source` and `part` are contiguous float arrays; `part` begins with element `origin` of the whole sum and has room for those
+    from `first` to `last`, which no other rank adds up; it may be in the place of those elements of `source`. With `gather` it
+    has room for all of them, of which rank r adds up those from `slice_of(n, width, r, size)` on.
+
+    `places`, int64, holds the addresses of each rank's WORDS in shared memory, 0 at first; `processes`, int32, who the ranks
+    are. For the kernel to use: `scratch`, shape (size, piece) of the arrays' dtype, `inputs`, int64 of shape (size,), and
+    `vectors` (`fetch`). `flags` and `state`, shape (5,), are those of `meet`. If any rank could not read, `state` says so on
+    all of them from then on.
     """
     if state[PHASE] == 0:
         put(places[rank] + 8 * SOURCE, base(source))
-        put(places[rank] + 8 * RESULT, base(result))
+        put(places[rank] + 8 * PART, base(part) - origin * size_of(part))
         state[PHASE] = 1
     if state[PHASE] == 1:
         if not meet(flags, state, rank, size, patience):
             return False
-        if not _add_up_slice(source, result, places, processes, scratch, inputs, vectors, rank, size):
+        if not _add_up_slice(source, part, first, last, origin, places, processes, scratch, inputs, vectors, rank, size):
             put(places[rank] + 8 * FAILED, 1)
         state[PHASE] = 2
     if state[PHASE] == 2:
         if not meet(flags, state, rank, size, patience):
             return False
-        if not _read_slices(result, places, processes, vectors, rank, size):
+        if gather and not _read_slices(source.size, part, places, processes, vectors, rank, size):
             put(places[rank] + 8 * FAILED, 1)
         state[PHASE] = 3
-    if not meet(flags, state, rank, size, patience):  # nobody changes its result while others read it
+    if not meet(flags, state, rank, size, patience):  # nobody changes its arrays while others read them
         return False
     for other in range(size):
         state[UNREAD] |= look(places[other] + 8 * FAILED)
@@ -70,34 +77,34 @@ def slice_of(n, width, rank, size):
 
 
 @kernel
-def _add_up_slice(source, result, places, processes, scratch, inputs, vectors, rank, size):
+def _add_up_slice(source, part, first, last, origin, places, processes, scratch, inputs, vectors, rank, size):
     width, piece = size_of(source), scratch.shape[1]
-    apart = rank > 1 and base(source) == base(result)  # its place then holds the sum of those before
-    first, last = slice_of(source.size, width, rank, size), slice_of(source.size, width, rank + 1, size)
+    whole = base(part) - origin * width
+    apart = rank > 1 and whole == base(source)  # its place then holds the sum of those before
     for begin in range(first, last, piece):
-        end = min(begin + piece, last)
-        inputs[rank] = base(source)
-        if apart:
-            here = base(scratch) + rank * piece * width
-            copy(here, base(source) + begin * width, (end - begin) * width)
-            inputs[rank] = here - begin * width
+        nbytes, skipped = (min(begin + piece, last) - begin) * width, (begin - origin) * width
         for step in range(1, size):
             other = (rank + step) % size  # not all of them the same one at a time
-            here, there = base(scratch) + other * piece * width, look(places[other] + 8 * SOURCE) + begin * width
-            if not fetch(vectors, processes[other], here, there, (end - begin) * width):
+            here = base(scratch) + other * piece * width
+            if not fetch(vectors, processes[other], here, look(places[other] + 8 * SOURCE) + begin * width, nbytes):
                 return False
-            inputs[other] = here - begin * width
-        add_up(result, inputs, begin, end, False, 0)
+            inputs[other] = here - skipped
+        inputs[rank] = base(source) + origin * width
+        if apart:
+            here = base(scratch) + rank * piece * width
+            copy(here, base(source) + begin * width, nbytes)
+            inputs[rank] = here - skipped
+        add_up(part, inputs, begin - origin, begin - origin + nbytes // width, False, 0)
     return True
 
 
 @kernel
-def _read_slices(result, places, processes, vectors, rank, size):
-    width = size_of(result)
+def _read_slices(n, part, places, processes, vectors, rank, size):
+    width = size_of(part)
     for step in range(1, size):
         other = (rank + step) % size
-        begin, end = slice_of(result.size, width, other, size), slice_of(result.size, width, other + 1, size)
-        there = look(places[other] + 8 * RESULT) + begin * width
-        if not fetch(vectors, processes[other], base(result) + begin * width, there, (end - begin) * width):
+        begin, end = slice_of(n, width, other, size), slice_of(n, width, other + 1, size)
+        there = look(places[other] + 8 * PART) + begin * width
+        if not fetch(vectors, processes[other], base(part) + begin * width, there, (end - begin) * width):
             return False
     return True

@@ -198,12 +198,14 @@ def forced(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     """``forced("ring")`` makes a `mpiddl.Communicator` that takes our algorithms whatever the size; freed afterwards."""
     from mpiddl.communicator import Communicator, faster
     from mpiddl.tuning import choice
+    from mpiddl.tuning.rule import CANDIDATES
 
     others = {"reduce": "scatter", "bcast": "chain", "allgather": "ring", "reduce_scatter": "ring", "barrier": "dissemination"}
     made = []
 
     def make(name: str = "two-step", raw: MPI.Intracomm | None = None) -> Any:
-        taken = {"allreduce": name, **(others if name != "library" else dict.fromkeys(others, "library"))}
+        same = name if name in ("library", "read") else ""
+        taken = {call: same if same in CANDIDATES[call] else other for call, other in others.items()} | {"allreduce": name}
         monkeypatch.setattr(choice.rule, "steps", lambda topology, call, library, reads: ((0, taken[call]),))
         monkeypatch.setattr(faster, "FLOOR", 0)
         monkeypatch.setattr(faster, "NONBLOCKING_FLOOR", 1)

@@ -20,13 +20,13 @@ pytestmark = pytest.mark.no_mpi
 ON = ["1", "2", "2+1", "2+2 in turn", "1+4 mixed", "3+3 in turn", "4+4+4"]
 
 
-def check_reduce_scatter(comm, dtypes, sizes):
+def check_reduce_scatter(comm, algorithm, dtypes, sizes):
     for dtype in dtypes:
         for op in ops(dtype):
             for n in sizes:
                 begin, end = block_bounds(n, comm.size, comm.rank)
                 mine, block = given(comm.rank, n, dtype), np.empty(end - begin, dtype)
-                reduce_scatter(comm, mine, block, op)
+                reduce_scatter(comm, mine, block, op, algorithm=algorithm)
                 np.testing.assert_array_equal(block, fold(comm.size, n, dtype, op)[begin:end])
                 np.testing.assert_array_equal(mine, given(comm.rank, n, dtype))
 
@@ -65,11 +65,13 @@ def check_reduce(comm, algorithm, dtypes, sizes):
 
 
 CHECKS = {
-    "reduce_scatter": check_reduce_scatter,
+    **{f"reduce_scatter {name}": lambda comm, *more, name=name: check_reduce_scatter(comm, name, *more)
+       for name in ("ring", "read")},
     "allgather": check_allgather,
     **{f"broadcast {name}": lambda comm, *more, name=name: check_broadcast(comm, name, *more)
        for name in ("auto", *calls.BROADCAST)},
-    **{f"reduce {name}": lambda comm, *more, name=name: check_reduce(comm, name, *more) for name in ("auto", *calls.REDUCE)},
+    **{f"reduce {name}": lambda comm, *more, name=name: check_reduce(comm, name, *more)
+       for name in ("auto", calls.READ, *calls.REDUCE)},
 }  # fmt: skip
 
 
@@ -151,7 +153,7 @@ def test_no_message_of_real_ranks_is_longer_than_the_library_takes(link, name):
 
 def test_the_ring_cuts_what_the_library_would_not_take(monkeypatch):
     monkeypatch.setattr(ring, "LARGEST", 4)
-    virtual.run(3, lambda comm: CHECKS["reduce_scatter"](comm, "l", [50]))
+    virtual.run(3, lambda comm: CHECKS["reduce_scatter ring"](comm, "l", [50]))
 
     def program(comm):
         way, n = wire(comm), 50

@@ -46,7 +46,8 @@ def test_nor_by_the_calls_that_are_the_librarys(mpirun, suite, ranks):
 
 
 @pytest.mark.limit(400)
-@pytest.mark.parametrize(("ranks", "forced"), [(3, "two-step"), pytest.param(3, "ring", marks=THOROUGH), (2, "doubling")])
+@pytest.mark.parametrize(("ranks", "forced"), [(3, "two-step"), pytest.param(4, "read", marks=THOROUGH),
+                                               pytest.param(3, "ring", marks=THOROUGH), (2, "doubling")])  # fmt: skip
 def test_nor_where_every_call_is_ours(mpirun, suite, ranks, forced):
     check(mpirun, suite, ranks, forced, TAKEN_OVER[:2], least=140)
 

@@ -17,8 +17,8 @@ import numpy as np
 from mpiddl.bench.limits import HEADERS, free_memory, memory_limit, wire_limit
 from mpiddl.bench.turns import Contender, quantiles, take_turns
 from mpiddl.collectives import TwoStep, calls
-from mpiddl.collectives.allreduce_read import readable
 from mpiddl.collectives.base import block_bounds, flat
+from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError, UsageError
 from mpiddl.testbed.plan import read_rate
 from mpiddl.topology import neighbours

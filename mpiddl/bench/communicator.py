@@ -16,7 +16,7 @@ import numpy as np
 
 from mpiddl.bench.collectives import check_memory, size_text
 from mpiddl.bench.turns import Contender, quantiles, take_turns
-from mpiddl.collectives.allreduce_read import readable
+from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError
 from mpiddl.topology import neighbours
 from mpiddl.transport.agree import agreed

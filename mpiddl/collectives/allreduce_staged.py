@@ -3,7 +3,7 @@
 Cost a rank: no messages; V copied, q V read and V written, most of it in the second cache
 (`mpiddl.kernels.node_copy_sum`). Shared memory of two pieces a rank. All ranks add in rank order, so they have the same
 bits. For SUM of float32 and float64 and up to MOST_RANKS ranks, whom it spares the second copy and the second barrier
-of two-step; where nothing has to be copied, `allreduce_two_step.TwoStep` is faster, and so is `allreduce_read` where ranks
+of two-step; where nothing has to be copied, `allreduce_two_step.TwoStep` is faster, and so is `reading` where ranks
 may read each other's memory.
 """
 
@@ -34,7 +34,7 @@ class Stage(AtOnce):
         self._half = HALF_BYTES // dtype.itemsize
         super().__init__(comm, 2 * self._half, dtype)
 
-    def arguments(self, source: np.ndarray, result: np.ndarray) -> tuple[Any, ...]:
+    def allreduce(self, source: np.ndarray, result: np.ndarray) -> tuple[Any, ...]:
         return source, result, self.addresses, self._half, *self.barrier
 
     def barriers(self, size: int) -> int:

@@ -1,4 +1,4 @@
-"""All-reduces on one node that are one call of a kernel which meets the other ranks by itself."""
+"""Collectives on one node that are one call of a kernel which meets the other ranks by itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASSED = 0
 
 
 class AtOnce(Queue):
-    """What such an all-reduce keeps from call to call, for one communicator and dtype.
+    """What such collectives keep from call to call, for one communicator and dtype.
 
     Parameters
     ----------
@@ -41,36 +41,34 @@ class AtOnce(Queue):
         self.barrier = self._arena.barrier("own")
         self.alone = not self.barrier  # virtual ranks, which no kernel can meet
 
-    def arguments(self, source: np.ndarray, result: np.ndarray) -> tuple[Any, ...]:
-        """What the kernel takes, but for its patience."""
+    def allreduce(self, source: np.ndarray, result: np.ndarray) -> tuple[Any, ...]:
+        """What the kernel takes, but for its patience, to make ``result`` the sum of all ranks' ``source``: contiguous, 1-D, of
+        the right dtype, and maybe the same array."""
         raise NotImplementedError
 
     def barriers(self, size: int) -> int:
-        """How many of them a call for ``size`` elements passes."""
+        """How many of them a call passes whose source has ``size`` elements."""
         raise NotImplementedError
 
     def check(self) -> None:
         """Raise, on every rank, what went wrong in the last call."""
 
-    def __call__(self, source: np.ndarray, result: np.ndarray) -> None:
-        """``result`` becomes the sum of all ranks' ``source``: contiguous, 1-D, of the right dtype, and maybe the same array.
-
-        In one go, where nothing else is under way: what a collective costs before it begins is more than a short one takes.
-        """
-        entered, kernel, arguments = now(), self.kernel, self.arguments(source, result)
-        state = self.barrier[1]
+    def run(self, arguments: tuple[Any, ...]) -> None:
+        """The kernel in one go, where nothing else is under way: what a collective costs before it begins is more than a short
+        one takes."""
+        entered, kernel, state = now(), self.kernel, self.barrier[1]
         before = state.item(PASSED)
         try:
             while not kernel(*arguments, PATIENCE):
                 self._comm.progress()
         except BaseException:
-            end = before + self.barriers(source.size)
+            end = before + self.barriers(arguments[0].size)
             end_kernel(self._comm, kernel, arguments, lambda: state[PASSED] >= end)
             raise
         self._comm.meter.synchronised(entered, entered, now())
         self.check()
 
-    def steps(self, source: np.ndarray, result: np.ndarray) -> Steps:
+    def steps(self, arguments: tuple[Any, ...]) -> Steps:
         """The same beside others."""
-        yield KernelRequest(self._comm, self.kernel, self.arguments(source, result))
+        yield KernelRequest(self._comm, self.kernel, arguments)
         self.check()

@@ -8,14 +8,13 @@ they hang or end in garbage, as in MPI.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
 from mpiddl.collectives.allgather_ring import allgather_ring
 from mpiddl.collectives.allreduce_doubling import allreduce_doubling
-from mpiddl.collectives.allreduce_read import reading
 from mpiddl.collectives.allreduce_ring import allreduce_ring
 from mpiddl.collectives.allreduce_staged import stage
 from mpiddl.collectives.allreduce_tree import allreduce_tree, exchange, kept_plan
@@ -38,6 +37,7 @@ from mpiddl.collectives.base import (
 from mpiddl.collectives.broadcast_binomial import broadcast_binomial
 from mpiddl.collectives.broadcast_chain import broadcast_chain
 from mpiddl.collectives.broadcast_scatter import broadcast_scatter
+from mpiddl.collectives.reading import reading
 from mpiddl.collectives.reduce_binomial import reduce_binomial
 from mpiddl.collectives.reduce_scatter_gather import reduce_scatter_gather
 from mpiddl.collectives.reduce_scatter_ring import reduce_scatter_ring
@@ -49,6 +49,9 @@ from mpiddl.transport.base import SUM, Op
 SHORT_BYTES = 16 * 1024
 """Up to here rounds count more than bytes, and "auto" takes the algorithm with the fewest."""
 
+READ = "read"
+"""Where ranks may read each other's memory; elsewhere another one is taken instead."""
+
 FEW = 4
 """Ranks up to which "auto" has those of one node read each other's memory; beyond, only measuring tells (`mpiddl tune`)."""
 
@@ -58,7 +61,7 @@ Under = tuple[tuple[Any, ...], Steps, Queue | None]
 
 def _two_step(comm: Any, source: np.ndarray, result: np.ndarray, op: Op, leader: bool = False) -> Under:
     if not leader and (through := stage(comm, result.dtype, op)) is not None:
-        return (), through.steps(source, result), through
+        return (), through.steps(through.allreduce(source, result)), through
     plan = staged(comm, result.nbytes, result.dtype, op, leader=leader)
     return plan.wires, allreduce_two_step(plan, source, result), plan
 
@@ -70,7 +73,7 @@ def _leader(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
 def _read(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
     if (through := reading(comm, result.dtype, op)) is None:
         return _two_step(comm, source, result, op)
-    return (), through.steps(source, result), through
+    return (), through.steps(through.allreduce(source, result)), through
 
 
 def _ring(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
@@ -99,7 +102,7 @@ def _round_nodes(comm: Any) -> Wire:
 ALLREDUCE: dict[str, Callable[..., Under]] = {
     "two-step": _two_step,
     "two-step-leader": _leader,
-    "read": _read,
+    READ: _read,
     "ring": _ring,
     "doubling": _doubling,
     "tree": _tree,
@@ -120,7 +123,7 @@ def iallreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, al
         source, result = flat_pair(comm, sendbuf, recvbuf, op)
         _choose(ALLREDUCE, algorithm, "")
     one_node = neighbours(comm).local.size == comm.size
-    auto = "read" if one_node and comm.size <= FEW else "two-step" if one_node or result.nbytes > SHORT_BYTES else "doubling"
+    auto = READ if one_node and comm.size <= FEW else "two-step" if one_node or result.nbytes > SHORT_BYTES else "doubling"
     chosen = _choose(ALLREDUCE, algorithm, auto)
     if checked:
         check_alike(comm, "allreduce", size=result.size, dtype=result.dtype, op=op.name, algorithm=chosen)
@@ -179,31 +182,36 @@ def allreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, alg
     iallreduce(comm, sendbuf, recvbuf, op, algorithm=algorithm, checked=checked, blocking=True)
 
 
-def ireduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op = SUM, *, checked: bool = False,
-                    blocking: bool = False) -> Started:
+def ireduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op = SUM, *, algorithm: str = "auto",
+                    checked: bool = False, blocking: bool = False) -> Started:
     """Start `reduce_scatter`; returns a request."""
     check_alive(comm)
     with checking(comm, checked):
         source, block = flat("sendbuf", sendbuf), flat("recvbuf", recvbuf, writable=True)
         check_op(op, source.dtype)
         _check_block(comm, "recvbuf", block, source)
+        chosen = _choose(("ring", READ), algorithm, READ)
     if checked:
-        check_alike(comm, "reduce_scatter", size=source.size, dtype=source.dtype, op=op.name)
+        check_alike(comm, "reduce_scatter", size=source.size, dtype=source.dtype, op=op.name, algorithm=chosen)
+    if chosen == READ and (through := reading(comm, source.dtype, op)) is not None:
+        return run(comm, (), through.steps(through.reduce_scatter(source, block)), blocking, through)
     way, order = _round_nodes(comm), neighbours(comm).topology.ring
     return run(comm, (way.comm,), reduce_scatter_ring(way, source, block, op, order=order), blocking)
 
 
-def reduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op = SUM, *, checked: bool = False) -> None:
+def reduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op = SUM, *, algorithm: str = "auto",
+                   checked: bool = False) -> None:
     """One block of the reduction of all ranks' ``sendbuf`` for each rank, in ``recvbuf``.
 
-    Blocks are contiguous and differ by one element at most (`base.block_bounds`); ``recvbuf`` has this rank's size. Errors as
+    Blocks are contiguous and differ by one element at most (`base.block_bounds`); ``recvbuf`` has this rank's size.
+    ``algorithm``: ``ring``, ``read`` (a ring where ranks may not read each other's memory), or ``auto``: read. Errors as
     `allreduce`.
 
     Communication
     -------------
-    Collective: (P-1)/P V sent by each rank, V being all of ``sendbuf``.
+    Collective: (P-1)/P V sent, or read, by each rank, V being all of ``sendbuf``.
     """
-    ireduce_scatter(comm, sendbuf, recvbuf, op, checked=checked, blocking=True)
+    ireduce_scatter(comm, sendbuf, recvbuf, op, algorithm=algorithm, checked=checked, blocking=True)
 
 
 def iallgather(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: bool = False,
@@ -271,10 +279,13 @@ def ireduce(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op =
         else:
             source, result = flat("sendbuf", sendbuf), None
             check_op(op, source.dtype)
-        _choose(REDUCE, algorithm, "")
-    chosen = _choose(REDUCE, algorithm, "scatter" if source.nbytes > SHORT_BYTES else "binomial")
+        _choose((*REDUCE, READ), algorithm, "")
+    chosen = _choose((*REDUCE, READ), algorithm, READ if source.nbytes > SHORT_BYTES else "binomial")
     if checked:
         check_alike(comm, "reduce", size=source.size, dtype=source.dtype, op=op.name, root=root, algorithm=chosen)
+    if chosen == READ and (through := reading(comm, source.dtype, op)) is not None:
+        return run(comm, (), through.steps(through.reduce(source, result)), blocking, through)
+    chosen = "scatter" if chosen == READ else chosen
     way = _round_nodes(comm)
     start = neighbours(comm).topology.ring.index(root)
     return run(comm, (way.comm,), REDUCE[chosen](way, source, result, op, start), blocking)
@@ -284,12 +295,13 @@ def reduce(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op = 
            algorithm: str = "auto", checked: bool = False) -> None:
     """The reduction of all ranks' ``sendbuf``, in the root's ``recvbuf``; other ranks may give None.
 
-    ``algorithm``: ``scatter`` (reduce-scatter and gather), ``binomial``, or ``auto``: binomial for short arrays. The root may
-    give IN_PLACE as ``sendbuf``. Errors as `allreduce`.
+    ``algorithm``: ``scatter`` (reduce-scatter and gather), ``binomial``, ``read`` (scatter where ranks may not read each
+    other's memory), or ``auto``: binomial for short arrays, else read. The root may give IN_PLACE as ``sendbuf``. Errors as
+    `allreduce`.
 
     Communication
     -------------
-    Collective: scatter V a rank at most; binomial V a rank, in ceil(log2 P) rounds.
+    Collective: scatter V a rank at most; binomial V a rank, in ceil(log2 P) rounds; read (P-1)/P V a rank, the root twice that.
     """
     ireduce(comm, sendbuf, recvbuf, op, root, algorithm=algorithm, checked=checked, blocking=True)
 
@@ -306,7 +318,7 @@ def barrier(comm: Any) -> None:
     ibarrier(comm, blocking=True)
 
 
-def _choose(known: dict[str, Any], algorithm: str, auto: str) -> str:
+def _choose(known: Collection[str], algorithm: str, auto: str) -> str:
     if algorithm not in ("auto", *known):
         raise UsageError(f"algorithm: got {algorithm!r}, wanted auto, {', '.join(known)}")
     return auto if algorithm == "auto" else algorithm

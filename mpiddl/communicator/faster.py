@@ -162,7 +162,7 @@ class Faster(_Base):
         at_once = self._own.at_once(algorithm, result.array.dtype) if known is SUM else None
         try:
             if at_once is not None and result.array.size:
-                at_once(result.array if source is IN_PLACE else source, result.array)
+                at_once.run(at_once.allreduce(result.array if source is IN_PLACE else source, result.array))
             else:
                 calls.allreduce(link, source, result.array, known, algorithm=algorithm)
         finally:  # an exception of a signal's handler comes when all is done
@@ -192,19 +192,26 @@ class Faster(_Base):
         if link.rank != rank:
             if sendbuf is MPI.IN_PLACE or not _ordered(source.array.dtype, known):
                 return False
-            calls.reduce(link, source.array, None, known, rank, algorithm=algorithm)
+            self._reduce_by(algorithm, source.array, None, known, rank)
             return True
         result = source if sendbuf is MPI.IN_PLACE else numbers(recvbuf)
         if result is None or not _fits(source.array.dtype, source.array.size, result, known):
             return False
         if _overlap(source, result):  # which only the root can see: the others are at it
             source = Memory(source.array.copy())
-        given: Any = IN_PLACE if source is result else source.array
         try:
-            calls.reduce(link, given, result.array, known, rank, algorithm=algorithm)
+            self._reduce_by(algorithm, IN_PLACE if source is result else source.array, result.array, known, rank)
         finally:
             result.put_back()
         return True
+
+    def _reduce_by(self, algorithm: str, source: Any, result: Any, op: Op, root: int) -> None:
+        given: np.ndarray = result if source is IN_PLACE else source
+        at_once = self._own.reading(algorithm, given.dtype) if op is SUM and given.size else None
+        if at_once is not None:
+            at_once.run(at_once.reduce(given, result))
+        else:
+            calls.reduce(self._own.link, source, result, op, root, algorithm=algorithm)
 
     def _bcast(self, buf: Any, root: int) -> bool:
         self._check()
@@ -258,8 +265,13 @@ class Faster(_Base):
         result = Memory(source.array[:share]) if in_place else numbers(recvbuf)
         if result is None or not _fits(source.array.dtype, share, result, known) or (_overlap(source, result) and not in_place):
             return False
+        given = source.array.copy() if in_place else source.array
+        at_once = self._own.reading(way[1], given.dtype) if known is SUM and given.size else None
         try:
-            calls.reduce_scatter(way[0], source.array.copy() if in_place else source.array, result.array, known)
+            if at_once is not None:
+                at_once.run(at_once.reduce_scatter(given, result.array))
+            else:
+                calls.reduce_scatter(way[0], given, result.array, known, algorithm=way[1])
         finally:
             (source if in_place else result).put_back()
         return True

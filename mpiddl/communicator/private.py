@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiddl.collectives import Started
-from mpiddl.collectives.allreduce_read import reading
 from mpiddl.collectives.allreduce_staged import stage
 from mpiddl.collectives.at_once import AtOnce
+from mpiddl.collectives.calls import READ
 from mpiddl.collectives.progress import Progress
+from mpiddl.collectives.reading import Reading, reading
 from mpiddl.communicator import shortcuts
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import SUM, raise_held
@@ -54,13 +56,20 @@ class Private:
         self.floors = {call: choice.floor(call) for call in CANDIDATES}
 
     def at_once(self, algorithm: str, dtype: np.dtype) -> AtOnce | None:
-        """What sums arrays of one node in one call of a kernel, if that is how ``algorithm`` does it and nothing else is under
-        way; collective at the first time for each dtype."""
-        key = algorithm, dtype.char
-        if key not in self._at_once:
-            found = reading(self.link, dtype, SUM) if algorithm == "read" else None
-            self._at_once[key] = found or (stage(self.link, dtype, SUM) if algorithm in ("read", "two-step") else None)
-        return None if self.link.started or self.link.held else self._at_once[key]
+        """What sums arrays of one node in one call of a kernel, if that is how ``algorithm`` all-reduces them and nothing else
+        is under way; collective at the first time for each dtype."""
+        return self.reading(algorithm, dtype) or self._free("two-step", algorithm in (READ, "two-step"), dtype, stage)
+
+    def reading(self, algorithm: str, dtype: np.dtype) -> Reading | None:
+        """What reads others' memory, if that is what ``algorithm`` does; else as `at_once`."""
+        return self._free(READ, algorithm == READ, dtype, reading)
+
+    def _free(self, name: str, wanted: bool, dtype: np.dtype, make: Callable[..., Any]) -> Any:
+        if not wanted:
+            return None
+        if (name, dtype.char) not in self._at_once:
+            self._at_once[name, dtype.char] = make(self.link, dtype, SUM)
+        return None if self.link.started or self.link.held else self._at_once[name, dtype.char]
 
     def used_by(self, handle: Any, taken_over: type) -> None:
         """One more object has this handle; its calls, if methods of ``taken_over``, go the shortest way until it is freed."""

@@ -7,7 +7,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpiddl.collectives.allreduce_read import readable
+from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError
 from mpiddl.topology import Topology, neighbours
 from mpiddl.tuning import rule

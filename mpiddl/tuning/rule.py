@@ -8,25 +8,29 @@ LIBRARY = "library"
 
 CANDIDATES: dict[str, tuple[str, ...]] = {
     "allreduce": (LIBRARY, "read", "two-step", "two-step-leader", "ring", "doubling"),
-    "reduce": (LIBRARY, "scatter", "binomial"),
+    "reduce": (LIBRARY, "read", "scatter", "binomial"),
     "bcast": (LIBRARY, "chain", "scatter", "binomial"),
     "allgather": (LIBRARY, "ring"),
-    "reduce_scatter": (LIBRARY, "ring"),
+    "reduce_scatter": (LIBRARY, "read", "ring"),
     "barrier": (LIBRARY, "dissemination"),
 }
 """Of each call; the library's own algorithm is always one."""
 
 FEW = 4
-"""Ranks up to which a node's arrays are summed in one call of a kernel (`allreduce_staged`)."""
+"""Ranks of a node for which there are measurements; their arrays are summed in one call of a kernel."""
 
 Steps = tuple[tuple[int, str], ...]
 
 ONE_NODE: dict[str, Steps] = {"allreduce": ((12 << 10, "two-step"),)}
 """From so many bytes on, this; below the first, and where nothing stands, the library."""
 
-READ_BYTES = {2: 128 << 10, 3: 64 << 10, 4: 32 << 10}
-"""From so many bytes on ranks of one node, so many of them, read each other's memory, where they may: what two-step adds up
-grows with the ranks."""
+READ_BYTES: dict[str, dict[str, tuple[int, ...]]] = {
+    "allreduce": {"": (128 << 10, 64 << 10, 32 << 10)},
+    "reduce": {"MPICH": (64 << 10,) * 3, "": (4 << 20, 256 << 10, 256 << 10)},
+    "reduce_scatter": {"MPICH": (64 << 10,) * 3, "": (256 << 10, 64 << 10, 64 << 10)},
+}
+"""From so many bytes on 2, 3, 4 ranks of one node read each other's memory, where they may: against two-step, which adds up
+the more the more ranks there are, or the library, by what it calls itself, at last any."""
 
 ONE_LARGE_NODE: dict[str, Steps] = {"allreduce": ((256 << 10, "two-step"),)}
 
@@ -60,8 +64,9 @@ def steps(topology: Topology, call: str, library: str, reads: bool) -> Steps:
         return ()
     if len(topology.nodes) == 1:
         known = ONE_NODE if topology.size <= FEW else ONE_LARGE_NODE
-        if call == "allreduce" and reads and topology.size in READ_BYTES:
-            return (*known[call], (READ_BYTES[topology.size], "read"))
+        if reads and topology.size <= FEW and call in READ_BYTES:
+            begins = next(found for name, found in READ_BYTES[call].items() if library.startswith(name))
+            return (*known.get(call, ()), (begins[topology.size - 2], "read"))
     else:
         known = next(found for name, found in ACROSS.items() if library.startswith(name))
     return known.get(call, ())

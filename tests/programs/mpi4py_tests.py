@@ -19,8 +19,9 @@ from mpiddl.tuning import rule
 folder, forced, *names = sys.argv[1:]
 if forced != "rule":
     short = "binomial" if forced == "doubling" else None
-    taken = {"allreduce": forced, "reduce": short or "scatter", "bcast": short or ("scatter" if forced == "ring" else "chain"),
-             "allgather": "ring", "reduce_scatter": "ring", "barrier": "dissemination"}
+    read = forced if forced == "read" else None
+    taken = {"allreduce": forced, "reduce": short or read or "scatter", "allgather": "ring", "reduce_scatter": read or "ring",
+             "bcast": short or ("scatter" if forced == "ring" else "chain"), "barrier": "dissemination"}
     faster.FLOOR, faster.NONBLOCKING_FLOOR = 0, 1
     faster.Faster._floors = dict.fromkeys(taken, 0.0)
     rule.steps = lambda topology, call, library, reads: ((0, taken[call]),)
