@@ -1,7 +1,7 @@
 """Short calls without a detour: what would be the library's in any case is bound to the communicator as the library's own.
 
 A method that only looks at a size and passes the call on costs half a microsecond, of some three that the library takes. So
-where no size of a call is ours, the communicator's own attribute is mpi4py's method, which costs nothing; for ``Allreduce`` it
+where no size of a call is ours, the communicator's own attribute is mpi4py's method, which costs nothing; for the reductions it
 is a function that knows its floor. Attributes go when the handle is freed, by whomever: then the methods say so.
 """
 
@@ -28,8 +28,10 @@ def take(comm: Any, taken_over: type, floors: Mapping[str, float]) -> None:
         library = getattr(MPI.Comm, name).__get__(comm)
         if floors[call] == np.inf:
             bound[name] = library
-        elif name == "Allreduce" and floors[call] > 0:
-            bound[name] = _allreduce(library, getattr(taken_over, name).__get__(comm), floors[call])
+        elif name in _SHORT and floors[call] > 0:
+            method = getattr(taken_over, name).__get__(comm)
+            bound[name] = _SHORT[name](library, method, floors[call])
+            bound[name].__doc__ = method.__doc__
     vars(comm).update(bound, _bound=bound)
 
 
@@ -49,5 +51,32 @@ def _allreduce(library: Callable[..., None], method: Callable[..., None], floor:
         else:
             method(sendbuf, recvbuf, op)
 
-    Allreduce.__doc__ = method.__doc__
     return Allreduce
+
+
+def _reduce(library: Callable[..., None], method: Callable[..., None], floor: float) -> Callable[..., None]:
+    array = np.ndarray
+
+    def Reduce(sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
+        if type(sendbuf) is array and sendbuf.nbytes < floor:
+            library(sendbuf, recvbuf, op, root)
+        else:
+            method(sendbuf, recvbuf, op, root)
+
+    return Reduce
+
+
+def _reduce_scatter_block(library: Callable[..., None], method: Callable[..., None], floor: float) -> Callable[..., None]:
+    array = np.ndarray
+
+    def Reduce_scatter_block(sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        if type(sendbuf) is array and sendbuf.nbytes < floor:
+            library(sendbuf, recvbuf, op)
+        else:
+            method(sendbuf, recvbuf, op)
+
+    return Reduce_scatter_block
+
+
+_SHORT = {"Allreduce": _allreduce, "Reduce": _reduce, "Reduce_scatter_block": _reduce_scatter_block}
+"""Makes of the library's method, ours and its floor (bytes) a function that knows which to call."""
