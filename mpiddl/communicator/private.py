@@ -58,18 +58,20 @@ class Private:
     def at_once(self, algorithm: str, dtype: np.dtype) -> AtOnce | None:
         """What sums arrays of one node in one call of a kernel, if that is how ``algorithm`` all-reduces them and nothing else
         is under way; collective at the first time for each dtype."""
-        return self.reading(algorithm, dtype) or self._free("two-step", algorithm in (READ, "two-step"), dtype, stage)
+        found = self._made(READ, reading, dtype) if algorithm == READ else None
+        if found is None and algorithm in (READ, "two-step"):
+            found = self._made("two-step", stage, dtype)
+        return None if self.link.started or self.link.held else found
 
     def reading(self, algorithm: str, dtype: np.dtype) -> Reading | None:
         """What reads others' memory, if that is what ``algorithm`` does; else as `at_once`."""
-        return self._free(READ, algorithm == READ, dtype, reading)
+        found = self._made(READ, reading, dtype) if algorithm == READ else None
+        return None if self.link.started or self.link.held else found
 
-    def _free(self, name: str, wanted: bool, dtype: np.dtype, make: Callable[..., Any]) -> Any:
-        if not wanted:
-            return None
+    def _made(self, name: str, make: Callable[..., Any], dtype: np.dtype) -> Any:
         if (name, dtype.char) not in self._at_once:
             self._at_once[name, dtype.char] = make(self.link, dtype, SUM)
-        return None if self.link.started or self.link.held else self._at_once[name, dtype.char]
+        return self._at_once[name, dtype.char]
 
     def used_by(self, handle: Any, taken_over: type) -> None:
         """One more object has this handle; its calls, if methods of ``taken_over``, go the shortest way until it is freed."""

@@ -26,7 +26,7 @@ ONE_NODE: dict[str, Steps] = {"allreduce": ((12 << 10, "two-step"),)}
 
 READ_BYTES: dict[str, dict[str, tuple[int, ...]]] = {
     "allreduce": {"": (128 << 10, 64 << 10, 32 << 10)},
-    "reduce": {"MPICH": (64 << 10,) * 3, "": (4 << 20, 512 << 10, 512 << 10)},
+    "reduce": {"MPICH": (16 << 10,) * 3, "": (4 << 20, 512 << 10, 512 << 10)},
     "reduce_scatter": {"MPICH": (128 << 10, 64 << 10, 64 << 10), "": (256 << 10, 64 << 10, 64 << 10)},
 }
 """From so many bytes on 2, 3, 4 ranks of one node read each other's memory, where they may: against two-step, which adds up
