@@ -32,6 +32,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -223,6 +224,14 @@ class Strategy:
 def describe(thing: Any) -> str:
     """What a strategy or optimiser is called in messages and checkpoints: the same text in every process."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))
+
+
+def check_numbers(thing: Any) -> None:
+    """Raise a `UsageError` where a field of a dataclass whose default is a number holds something else."""
+    for field in fields(thing):
+        value, kind = getattr(thing, field.name), type(field.default)
+        if kind in (int, float) and not isinstance(value, Integral if kind is int else Real):
+            raise UsageError(f"{field.name}: got {value!r}, wanted {'a whole number' if kind is int else 'a number'}")
 
 
 def brief(thing: Any, *always: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.errors import UsageError
-from mpiddl.strategies.base import Replica, Step, Strategy, brief
+from mpiddl.strategies.base import Replica, Step, Strategy, brief, check_numbers
 from mpiddl.transport.base import IN_PLACE, Comm
 
 BETA = 0.9
@@ -32,6 +32,7 @@ class Elastic(Strategy):
     replicated = False
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.period < 1:
             raise UsageError(f"period: got {self.period}, wanted a number of steps, 1 or more")
         if not 0 <= self.alpha <= 1:

@@ -34,10 +34,10 @@ class ElasticAdaptive(Elastic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._rule  # noqa: B018  it checks
+        self._rule.check(self.period)
 
     def init(self, comm: Comm, replica: Replica) -> Any:
-        return {**super().init(comm, replica), **self._rule.state(replica.params, [WHOLE])}
+        return {**super().init(comm, replica), **self._rule.state(replica.params, [WHOLE], replica.begun)}
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
         if (step.index + 1) % self.period == 0:
@@ -46,7 +46,7 @@ class ElasticAdaptive(Elastic):
             if wanted[0]:
                 self.pull(comm, state, replica.params)
                 self._rule.taken(state, replica.params, WHOLE, 0, step.index + 1)
-            self._rule.calibrate(state, wanted > 0, step.steps)
+            self._rule.calibrate(state, wanted > 0, step.steps, (step.steps - step.index - 1) // self.period)
         return state
 
     @property

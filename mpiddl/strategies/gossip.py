@@ -23,7 +23,7 @@ import numpy as np
 
 from mpiddl.errors import UsageError
 from mpiddl.strategies.averages import average
-from mpiddl.strategies.base import Replica, Step, Strategy, brief
+from mpiddl.strategies.base import Replica, Step, Strategy, brief, check_numbers
 from mpiddl.strategies.exchange import blend
 from mpiddl.strategies.graphs import (
     COMPLETE,
@@ -84,6 +84,7 @@ class Gossip(Strategy):
     replicated = False
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if isinstance(self.graph, str):
             check_name(self.graph)
         else:  # as plain numbers it is told, and compared, like any other parameter
@@ -172,8 +173,8 @@ class Gossip(Strategy):
     def asked(self, state: Any, params: np.ndarray, index: int) -> None:
         """A rank that goes at its own pace has asked somebody, ``index`` steps having been done."""
 
-    def observe(self, state: Any, moved: bool, step: Step) -> None:
-        """A rank that goes at its own pace has done a step, with an exchange in it or without."""
+    def observe(self, state: Any, moved: int, step: Step) -> None:
+        """A rank that goes at its own pace has done a step, with ``moved`` exchanges in it."""
 
 
 def _nested(numbers: Any) -> Any:

@@ -7,7 +7,7 @@ half of which goes with its parameters, so that the weighted mean stays where it
 `mpiddl.strategies.triggers`. On the complete graph all exchange as soon as one wants to.
 Cost: a round, 8 bytes for each part and neighbour, and V if there is an exchange. Memory: V.
 Sources: Ho, Wu and Liu, CCGRID 2018 [interpretation: the trigger, its symmetry, and whom one exchanges with]; each tensor for
-itself, EventGraD, Ghosh et al., MLHPC 2020, arXiv:2103.07454 [interpretation: without exchange a neighbour counts nothing,
+itself, EventGraD, Ghosh and Gupta, MLHPC 2020 [interpretation: without exchange a neighbour counts nothing,
 there it counts as it was last]; weights that go with parameters, Kempe et al., FOCS 2003, and Blot et al. 2016,
 arXiv:1611.09726 (GoSGD).
 Laws: theta = 0 is `gossip`, bit for bit; a symmetric round does not change the mean, a pushed one not the weighted mean.
@@ -51,7 +51,7 @@ class GossipAdaptive(Gossip):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._trigger  # noqa: B018  it checks
+        self._trigger.check(self.period)
         if self.tensors not in (0, 1):
             raise UsageError(f"tensors: got {self.tensors}, wanted 0, the model as a whole, or 1, each for itself")
         if self.tensors and self.pace == OWN_PACE:
@@ -60,7 +60,7 @@ class GossipAdaptive(Gossip):
     def init(self, comm: Comm, replica: Replica) -> Any:
         parts = replica.tensors if self.tensors else [slice(0, replica.params.size)]
         bounds = [[part.start, part.stop] for part in parts]
-        return {**super().init(comm, replica), **self._trigger.state(replica.params, parts), "parts": bounds,
+        return {**super().init(comm, replica), **self._trigger.state(replica.params, parts, replica.begun), "parts": bounds,
                 "weights": np.ones(len(parts))}
 
     def round(self, comm: Comm, state: Any, replica: Replica, near: Hood, step: Step) -> None:
@@ -73,7 +73,7 @@ class GossipAdaptive(Gossip):
                 moved[number] = left.uniform or left.sources or wanted[number]  # who was only heard has learnt nothing
         for number in np.flatnonzero(moved).tolist():
             self.taken(state, replica.params, parts[number], number, step.index + 1)
-        self._trigger.calibrate(state, moved, step.steps)
+        self._trigger.calibrate(state, moved, step.steps, self.rounds(step.steps, step.steps) - self.rounds(step.index + 1, step.steps))
 
     def meet(self, comm: Comm, state: Any, replica: Replica, step: Step) -> None:
         _weigh(replica.params, state)
@@ -92,8 +92,8 @@ class GossipAdaptive(Gossip):
     def asked(self, state: Any, params: np.ndarray, index: int) -> None:
         self._trigger.taken(state, params, WHOLE, 0, index)
 
-    def observe(self, state: Any, moved: bool, step: Step) -> None:
-        self._trigger.calibrate(state, np.array([moved]), step.steps)
+    def observe(self, state: Any, moved: int, step: Step) -> None:
+        self._trigger.calibrate(state, np.array([moved]), step.steps, step.steps - step.index - 1)
 
     def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray:
         """The weighted mean; the weights of all ranks add up to their number."""

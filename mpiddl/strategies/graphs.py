@@ -166,7 +166,7 @@ def _check_stochastic(mixing: np.ndarray, number: int, symmetric: bool) -> None:
     if not (mixing >= 0).all() or not (abs(sums - 1) <= EXACT).all():  # in this order: nor is NaN
         off = sums[np.argmax(abs(sums - 1))]
         raise UsageError(f"graph: got weights that are not doubly stochastic in round {number} (least {mixing.min():g}, a sum "
-                         f"{off:g}), wanted 0 or more, and rows and columns that add up to 1")
+                         f"{off:.9g}), wanted 0 or more, and rows and columns that add up to 1, to {EXACT:g}")
     if symmetric and not np.array_equal(mixing, mixing.T):
         raise UsageError(f"graph: got weights that are not symmetric in round {number}, wanted them so, or pull or push")
 
@@ -185,7 +185,10 @@ def _check_connected(linked: Any) -> None:
 def rounds_of(graph: Any) -> np.ndarray:
     """Matrices of rounds, shape (rounds, size, size)."""
     try:
-        rounds = np.asarray(graph, dtype=np.float64)
+        rounds = np.asarray(graph)
+        if not np.can_cast(rounds.dtype, np.float64, "same_kind") and rounds.dtype != object:  # nor complex numbers, nor words
+            raise TypeError
+        rounds = rounds.astype(np.float64)
     except (TypeError, ValueError):
         raise UsageError(f"graph: got {type(graph).__name__}, wanted one of {', '.join(GRAPHS)}, or weights") from None
     rounds = rounds[None] if rounds.ndim == 2 else rounds

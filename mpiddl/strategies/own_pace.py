@@ -69,7 +69,7 @@ class OwnPace(Strategy):
         rounds.serve()
         if self.rule.wants(state, replica.params, step):
             rounds.ask()
-        self.rule.observe(state, state["exchanges"] > before, step)
+        self.rule.observe(state, state["exchanges"] - before, step)
         meet = bool(step.meet) and state["done"] % step.meet == 0 and state["done"] < step.steps and rounds.meet()
         return Combined(grad, 0, state, updates=int(step.count > 0), meet=meet)
 

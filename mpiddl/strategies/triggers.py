@@ -5,15 +5,17 @@ threshold, and at the latest after so many steps of silence. The threshold is on
 
 fixed       theta
 rate        theta times the learning rate, as a part of its largest so far
-slope       theta times what d has grown by in a step, on average, up to the last exchange
-calibrated  what leads to a given share of the steps: the first d after as many steps as that means, then more where a run is
-            ahead of the share, less where it is behind
+slope       theta times what d had grown by in a step, on average, when it was last looked at before the last exchange
+calibrated  what leads to a given share of the steps: the first d after as many steps as that means, then more after each
+            exchange, less after each step without, by what there is left to do in the steps that are left
 
 Communication: none. Memory: V.
 Sources: Ho, Wu and Liu, CCGRID 2018, for d [interpretation: the relative change of the whole model, in the 2-norm];
-EventGraD, Ghosh et al., MLHPC 2020, arXiv:2103.07454, for ``slope`` [interpretation: theta is its horizon], which takes the
-change of the norm, | ||w|| - ||w_last|| |, of each tensor for itself: trigger=norm,threshold=slope,tensors=1.
-Departures: the norm of the change is the default, since a model can turn at the same norm; the calibration is ours.
+EventGraD, Ghosh and Gupta, MLHPC 2020, and Ghosh, Aquino and Gupta 2021, arXiv:2103.07454, for ``slope`` [interpretation: theta
+is its horizon], which takes the change of the norm, | ||w|| - ||w_last|| |, of each tensor for itself:
+trigger=norm,threshold=slope,tensors=1.
+Departures: the norm of the change is the default, since a model can turn at the same norm; it is a part of ||w_last||, which
+EventGraD's is not, and ``slope`` is that of one exchange, not the mean of several; the calibration is ours.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ CHANGE, NORM = TRIGGERS = "change", "norm"
 FIXED, RATE, SLOPE = THRESHOLDS = "fixed", "rate", "slope"
 
 GAIN = 15
-"""By what power of e a calibrated threshold is higher for being ahead by all the exchanges that a run shall have."""
+"""By what power of e a calibrated threshold would rise by all the exchanges that are left to do, as many as there are now."""
+
+FEW = 4
+"""Exchanges left from which on that power does not grow any more."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +78,16 @@ class Trigger:
         if self.silence < 0:
             raise UsageError(f"silence: got {self.silence}, wanted a number of steps, or 0 for any")
 
-    def state(self, params: np.ndarray, parts: Sequence[slice]) -> dict[str, Any]:
-        """Of a strategy, before the first step; ``parts`` of the parameters are looked at each for itself."""
-        return {"last": params.copy(), "at": np.zeros(len(parts), np.int64), "changes": np.zeros(len(parts)),
-                "thresholds": np.zeros(len(parts)), "peak": 0.0}
+    def check(self, period: int) -> None:
+        """Raise a `UsageError` if rounds that are ``period`` steps apart are too few for the share of the steps."""
+        if self.traffic * period > 1:
+            raise UsageError(f"traffic: got {self.traffic} beside period={period}, wanted a share of the steps, up to 1 / {period}")
+
+    def state(self, params: np.ndarray, parts: Sequence[slice], begun: int = 0) -> dict[str, Any]:
+        """Of a strategy, ``begun`` steps having been done; ``parts`` of the parameters are looked at each for itself."""
+        return {"last": params.copy(), "at": np.full(len(parts), begun), "seen": np.full(len(parts), begun), "begun": begun,
+                "changes": np.zeros(len(parts)), "thresholds": np.zeros(len(parts)), "moves": np.zeros(len(parts), np.int64),
+                "peak": 0.0}
 
     def wants(self, state: dict[str, Any], params: np.ndarray, parts: Sequence[slice], step: Step) -> np.ndarray:
         """Which parts of ``params`` (n,) this rank wants to exchange after ``step``, bool (parts,)."""
@@ -84,6 +95,7 @@ class Trigger:
         since = step.index + 1 - state["at"]
         changes = state["changes"]
         changes[:] = [self.change(params[part], state["last"][part]) for part in parts]
+        state["seen"][:] = step.index + 1
         thresholds = self._thresholds(state, step)
         quiet = (since >= self.silence) & bool(self.silence)
         if not self.traffic:
@@ -103,15 +115,20 @@ class Trigger:
 
     def taken(self, state: dict[str, Any], params: np.ndarray, part: slice, number: int, index: int) -> None:
         """Part ``number`` has been exchanged, ``index`` steps having been done."""
-        if self.threshold == SLOPE and index > state["at"][number] and state["changes"][number] < inf:
-            state["thresholds"][number] = self.theta * state["changes"][number] / (index - state["at"][number])
+        seen = state["seen"][number]
+        if self.threshold == SLOPE and seen > state["at"][number] and state["changes"][number] < inf:
+            state["thresholds"][number] = self.theta * state["changes"][number] / (seen - state["at"][number])
         state["last"][part] = params[part]
         state["at"][number] = index
 
-    def calibrate(self, state: dict[str, Any], moved: np.ndarray, steps: int) -> None:
-        """After one of ``steps`` steps, in which the parts ``moved``, bool (parts,), were exchanged."""
-        if self.traffic:
-            state["thresholds"] *= np.exp(GAIN / max(self.traffic * steps, GAIN) * (moved - self.traffic))
+    def calibrate(self, state: dict[str, Any], moved: np.ndarray, steps: int, left: int) -> None:
+        """After a round of a run of ``steps`` steps, with ``left`` rounds to come; ``moved`` (parts,): exchanges in it."""
+        if not self.traffic:
+            return
+        state["moves"] += moved
+        due = np.maximum(self.traffic * (steps - state["begun"]) - state["moves"], 0)
+        share = np.minimum(due / max(left, 1), 1)
+        state["thresholds"] *= np.exp(GAIN / np.maximum(due, FEW) * (moved - share))
 
     def _thresholds(self, state: dict[str, Any], step: Step) -> np.ndarray:
         if self.traffic or self.threshold == SLOPE:
