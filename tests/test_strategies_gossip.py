@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from test_strategies_clients import JOB, distance, on_virtual_ranks, weights
@@ -23,11 +25,11 @@ NAMES = ["gossip", "gossip:graph=ring,period=3", "gossip:graph=complete,directio
 FEW = {**JOB, "max_steps": 25}
 
 
-def mixed(strategy, size, steps, given, tensors=()):
+def mixed(strategy, size, steps, given, tensors=(), moments=()):
     """Of each rank: parameters after each step, the last ones, model, state, meter; updates are ``given(r, t)``."""
 
     def program(comm):
-        replica = Replica(given(comm.rank, 0), {}, tensors=tensors)
+        replica = Replica(given(comm.rank, 0), {name: given(comm.rank, 0) for name in moments}, tensors=tensors)
         state, seen = strategy.init(comm, replica), []
         for index in range(steps):
             replica.params += given(comm.rank, index + 1)
@@ -112,9 +114,11 @@ def test_on_the_complete_graph_it_is_an_average_by_all_reduce(size):
                                  "outer=0.5", "momentum=average,period=2", "average=4"])  # fmt: skip
 @pytest.mark.parametrize("tensors", [0, 1])
 def test_theta_0_is_gossip(how, tensors):
-    plain = weights(on_virtual_ranks(4, f"gossip:{how}", **FEW)[0])
-    adaptive = weights(on_virtual_ranks(4, f"gossip-adaptive:theta=0,tensors={tensors},{how}", **FEW)[0])
-    assert adaptive.tobytes() == plain.tobytes()
+    parts = [slice(0, 10), slice(10, SIZE)]
+    names = f"gossip:{how}", f"gossip-adaptive:theta=0,tensors={tensors},{how}"
+    plain, adaptive = (mixed(make_strategy(name), 4, 25, walks(), parts, "mv") for name in names)
+    for (seen, final, *_), (others, their_final, *_) in zip(plain, adaptive, strict=True):
+        assert seen.tobytes() == others.tobytes() and final.tobytes() == their_final.tobytes()
 
 
 def test_theta_0_is_elastic():
@@ -143,12 +147,23 @@ def test_adaptive_rounds_cost_a_word_and_what_is_exchanged():
     assert messages == 4 * 25 + exchanged + 4
 
 
-@pytest.mark.parametrize("traffic", [0.05, 0.2, 0.5])
-def test_traffic_is_what_was_asked_for(traffic):
-    given = walks()
-    calm = mixed(GossipAdaptive(traffic=traffic), 4, 1500, lambda rank, step: given(rank, step) / (1 + step / 100))
-    for *_, state, _ in calm:
-        assert abs(state["exchanges"] / 1500 - traffic) < 0.2 * traffic  # though changes are 16 times smaller in the end
+@pytest.mark.parametrize("name", ["gossip-adaptive:traffic=0.05", "gossip-adaptive:traffic=0.2,graph=complete,outer=0.5",
+                                  "gossip-adaptive:traffic=0.1,graph=ring,direction=push", "elastic-adaptive:traffic=0.1",
+                                  "gossip-adaptive:traffic=0.1,period=3", "gossip-adaptive:traffic=0.3,tensors=1"])  # fmt: skip
+@pytest.mark.parametrize("power", [0, 2])
+def test_traffic_is_what_was_asked_for(name, power):
+    """Though changes are as small as those of a cosine's end."""
+    given, steps, strategy = walks(), 300, make_strategy(name)
+    found = mixed(strategy, 4, steps, lambda rank, step: given(rank, step) * (1 - step / (steps + 1)) ** power,
+                  [slice(0, 10), slice(10, SIZE)])
+    for *_, state, _ in found:
+        assert abs(state["moves"] - strategy.traffic * steps).max() <= max(0.05 * strategy.traffic * steps, 2)
+
+
+def test_traffic_that_rounds_are_too_few_for():
+    for name in ("gossip-adaptive", "elastic-adaptive"):
+        with pytest.raises(UsageError, match=r"traffic: got 0\.3 beside period=4, wanted up to 1 / 4 of the steps"):
+            make_strategy(f"{name}:traffic=0.3,period=4")
 
 
 @pytest.mark.parametrize("tensors", [0, 1])
@@ -185,6 +200,8 @@ def test_thresholds_are_what_they_say():
     assert slope.wants(state, params * 1.2, parts, Step(1, 1, 1, 0.1))[0]
     slope.taken(state, params * 1.2, slice(None), 0, 2)
     assert state["thresholds"][0] == pytest.approx(4 * 0.2 / 2)
+    slope.taken(state, params, slice(None), 0, 3)  # asked for, before it has been looked at again
+    assert state["thresholds"][0] == pytest.approx(4 * 0.2 / 2)
 
 
 def test_a_schedule_is_dense_at_the_beginning():
@@ -193,6 +210,14 @@ def test_a_schedule_is_dense_at_the_beginning():
         counts = [strategy.rounds(done, 1000) for done in range(1001)]
         assert counts[-1] == 100 and max(np.diff(counts)) == 1
         assert counts[100] == pytest.approx(100 * (1 - 0.9**power), abs=1)
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 0.5, 0.8, 1])
+@pytest.mark.parametrize("power", [1, 2, 10])
+def test_a_schedule_has_its_share_of_rounds(share, power):
+    strategy = GossipScheduled(share=share, power=power)
+    gaps = np.diff([strategy.rounds(done, 200) for done in range(201)])
+    assert gaps.sum() == 200 * share and gaps.min() >= 0 and gaps.max() <= 1
 
 
 def test_elastic_is_that_of_its_source():
@@ -217,10 +242,14 @@ def test_elastic_keeps_the_sum_and_its_centre_is_the_model():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_they_learn_and_repeat_their_bits(name):
-    first, again = on_virtual_ranks(4, make_strategy(name)), on_virtual_ranks(4, make_strategy(name))
-    assert len({weights(result).tobytes() for result in first + again}) == 1
-    assert first[0].summary["test_accuracy"] > 0.6
+def test_they_learn_and_go_on_after_a_kill_as_if_it_had_not_been(tmp_path, name):
+    settings = {"out": tmp_path, "checkpoint_every": 30}
+    straight = on_virtual_ranks(4, make_strategy(name), **settings)
+    for kept in sorted((tmp_path / "checkpoints").glob("step-*"))[1:]:
+        shutil.rmtree(kept)
+    resumed = on_virtual_ranks(4, make_strategy(name), **settings, resume=True)
+    assert len({weights(result).tobytes() for result in straight + resumed}) == 1
+    assert resumed[0].summary["test_accuracy"] > 0.6
 
 
 @pytest.mark.mpi
@@ -230,19 +259,12 @@ def test_on_real_ranks_as_on_virtual_ones(comm, name):
     assert distance(weights(real), weights(on_virtual_ranks(comm.size, make_strategy(name), **FEW)[0])) < 1e-9
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "scheduled" not in name])  # which goes by the steps of the run
-def test_a_run_cut_short_goes_on_as_if_it_had_not_been(tmp_path, name):
-    straight = on_virtual_ranks(4, make_strategy(name))[0]
-    for steps in (5, 37, 0):
-        resumed = on_virtual_ranks(4, make_strategy(name), out=tmp_path, max_steps=steps, resume=True)[0]
-    assert weights(resumed).tobytes() == weights(straight).tobytes()
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("gossip:graph=rings", "graph: got 'rings', wanted one of ring, exponential, matching, complete"),
         ("gossip:direction=shove", "direction: got 'shove', wanted symmetric, pull, push"),
+        ("gossip:period=0.5", "period: got '0.5', wanted int"),
         ("gossip:period=0", "period: got 0, wanted 1 or more"),
         ("gossip:outer=1", "outer: got 1.0"),
         ("gossip:momentum=reset", "momentum: got 'reset', wanted own, average"),
@@ -279,6 +301,7 @@ def test_what_makes_no_sense(name, message):
         (np.roll(np.eye(4), 1, axis=0) * 2 - np.eye(4), "not doubly stochastic in round 0"),
         (np.roll(np.eye(4), 1, axis=0), "not symmetric in round 0, wanted them so, or pull or push"),
         (np.full((4, 4), np.nan), "not doubly stochastic"),
+        (np.full((4, 4), 0.25 + 0.1j), "graph: got ndarray, wanted one of"),
         (np.full((3, 3), 1 / 3), r"weights of shape \(1, 3, 3\), wanted \(rounds, 4, 4\) for 4 ranks"),
         (np.ones(4), r"weights of shape \(4,\)"),
         (object(), "graph: got object, wanted one of"),
@@ -287,6 +310,20 @@ def test_what_makes_no_sense(name, message):
 def test_graphs_that_do_not_serve(graph, message):
     with pytest.raises(UsageError, match=message):
         on_virtual_ranks(4, Gossip(graph))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Gossip(period=1.5), "period: got 1.5, wanted a whole number"),
+        (lambda: Gossip(outer=None), "outer: got None, wanted a number"),
+        (lambda: GossipAdaptive(theta="0.1"), "theta: got '0.1', wanted a number"),
+        (lambda: ElasticAdaptive(silence=2.5), "silence: got 2.5, wanted a whole number"),
+    ],
+)
+def test_numbers_that_are_none(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()
 
 
 def test_ranks_that_do_not_fit():

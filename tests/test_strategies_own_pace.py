@@ -11,7 +11,7 @@ from test_strategies_clients import JOB, distance, on_virtual_ranks, weights
 
 import mpiddl
 from mpiddl.errors import UsageError
-from mpiddl.strategies import Gossip, GossipAdaptive, Replica, Step, make_strategy
+from mpiddl.strategies import Gossip, GossipAdaptive, LocalSGD, Replica, Step, chain, make_strategy
 from mpiddl.strategies.own_pace import OwnPace
 from mpiddl.transport import virtual
 
@@ -90,6 +90,44 @@ def test_pushes_keep_the_weighted_sum(rule):
 
     found = virtual.run(5, program, wire=virtual.Wire(0.7))
     np.testing.assert_allclose(found[0], np.mean([given(rank, 0) for rank in range(5)], axis=0))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.9, 2.5])
+@pytest.mark.parametrize("direction", ["symmetric", "pull"])
+def test_an_answer_is_no_step_back(direction, seconds):
+    """Where each step adds 1 to what a rank has, all have their steps in the end, however long messages take."""
+
+    def program(comm):
+        strategy, replica = OwnPace(Gossip("complete", direction)), Replica(np.zeros(1), {}, add)
+        state = strategy.init(comm, replica)
+        for index in range(100):
+            comm.compute(1 + 0.1 * given(comm.rank, index)[0] ** 2)
+            state = strategy.combine(comm, state, np.ones(1), replica, Step(index, 1, comm.size, 1.0, 100)).state
+        strategy.finish(comm, state, replica)
+        return replica.params[0]
+
+    assert virtual.run(5, program, wire=virtual.Wire(seconds)) == pytest.approx([100.0] * 5, rel=0.06)
+
+
+@pytest.mark.parametrize("direction", ["symmetric", "pull", "push"])
+def test_traffic_is_what_was_asked_for(direction):
+    rule = GossipAdaptive("complete", direction, traffic=0.1)
+    found = virtual.run(4, lambda comm: gone_through(comm, rule, 200, [1.0, 1.7, 1.1, 2.0]), wire=virtual.Wire(0.4))
+    assert [int(state["moves"][0]) for _, state, *_ in found] == pytest.approx([20] * 4, abs=2)
+
+
+def test_one_after_the_other_on_the_same_ranks():
+    def program(comm):
+        return [gone_through(comm, Gossip("complete"), 10, [1.0, 7.0, 1.0], meet=4)[::2] for _ in range(3)]
+
+    for runs in virtual.run(3, program, wire=virtual.Wire(0.4)):
+        assert len({(params.tobytes(), met) for params, met in runs}) == 1 and runs[0][1] == 2
+
+
+@pytest.mark.parametrize("members", [(Gossip(pace="own"), LocalSGD(4)), (LocalSGD(4), Gossip(pace="own"))], ids=repr)
+def test_beside_others_it_is_refused(members):
+    with pytest.raises(UsageError, match=r"chain: got OwnPace.*each at its own pace, beside others"):
+        on_virtual_ranks(2, chain(*members))
 
 
 @pytest.mark.mpi

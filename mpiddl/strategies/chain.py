@@ -30,6 +30,10 @@ class Chain(Strategy):
 
     def resolve(self, comm: Comm) -> tuple[Strategy, str]:
         found = [member.resolve(comm) for member in self.members]
+        for strategy, _ in found:
+            if not strategy.lockstep:  # others would wait for ranks that wait for it, or take its messages
+                raise UsageError(f"chain: got {describe(strategy)}, whose ranks go each at its own pace, beside others; "
+                                 "wanted it alone")
         return Chain(*(strategy for strategy, _ in found)), "; ".join(filter(None, (said for _, said in found)))
 
     def check(self, size: int) -> None:

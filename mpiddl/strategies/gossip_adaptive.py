@@ -73,7 +73,8 @@ class GossipAdaptive(Gossip):
                 moved[number] = left.uniform or left.sources or wanted[number]  # who was only heard has learnt nothing
         for number in np.flatnonzero(moved).tolist():
             self.taken(state, replica.params, parts[number], number, step.index + 1)
-        self._trigger.calibrate(state, moved, step.steps, self.rounds(step.steps, step.steps) - self.rounds(step.index + 1, step.steps))
+        to_come = self.rounds(step.steps, step.steps) - self.rounds(step.index + 1, step.steps)
+        self._trigger.calibrate(state, moved, step.steps, to_come)
 
     def meet(self, comm: Comm, state: Any, replica: Replica, step: Step) -> None:
         _weigh(replica.params, state)

@@ -9,7 +9,7 @@ answering until all are.
 direction    what is sent what is answered          what becomes of the parameters
 ===========  ===========  ========================  =======================================================
 symmetric    x_i          x_j as it was             x_j += (x_i - x_j) / 2; later, x_i += (x_j - what was sent) / 2
-pull         nothing      x_j                       x_i += (x_j - x_i) / 2
+pull         nothing      x_j                       x_i += (x_j - z) / 2, z halfway between x_i when it asked and now
 push         x_i, half    that it has come          x_j <- (w_j x_j + w x_i) / (w_j + w); then w_j <- w_j + w
              its weight
 ===========  ===========  ========================  =======================================================
@@ -67,9 +67,8 @@ class OwnPace(Strategy):
             replica.apply(replica.params, grad, replica.moments, step.rate, 1 / step.count, replica.updates)
         state["done"] = step.index + 1
         rounds.serve()
-        if self.rule.wants(state, replica.params, step):
-            rounds.ask()
-        self.rule.observe(state, state["exchanges"] - before, step)
+        asked = self.rule.wants(state, replica.params, step) and rounds.ask()
+        self.rule.observe(state, int(asked) if self.rule.direction == PUSH else state["exchanges"] - before, step)
         meet = bool(step.meet) and state["done"] % step.meet == 0 and state["done"] < step.steps and rounds.meet()
         return Combined(grad, 0, state, updates=int(step.count > 0), meet=meet)
 
@@ -105,7 +104,7 @@ class Rounds:
     def __init__(self, comm: Any, rule: Any):
         self._comm, self._rule = comm, rule
         self._mail = Mailbox(comm, self._room)
-        self._given: dict[int, np.ndarray] = {}  # by who has been asked: what was sent
+        self._given: dict[int, np.ndarray] = {}  # by who has been asked: the parameters as they were then
         self._weights: dict[int, float] = {}  # by who asks: of what it sends
         self._here: list[int] = []
         self._done: set[int] = set()
@@ -128,13 +127,14 @@ class Rounds:
                 self._word = letter.tag
         self._decide()
 
-    def ask(self) -> None:
-        """Begin an exchange with the next rank that has none under way with this one."""
+    def ask(self) -> bool:
+        """Begin an exchange with the next rank that has none under way with this one, if there is one."""
         number, self.state["asked"] = self.state["asked"], self.state["asked"] + 1
         peers = self._rule.peers(number, self._comm.rank, self._comm.size)
         free = [peer for peer in peers if peer not in self._given]
         if free:
             self._ask(free[0])
+        return bool(free)
 
     def meet(self) -> bool:
         """Wait for the others; whether all have come, with nothing on its way, and not somebody has left for good."""
@@ -155,14 +155,15 @@ class Rounds:
             if other != self._comm.rank:
                 self._mail.send(self.params[:0], other, DONE)
         self._until(lambda: len(self._done) == self._comm.size and self._mail.empty)
+        self._done.clear()  # of another run on these ranks nobody asks before all are here
 
     def _ask(self, peer: int) -> None:
-        sent = self.params[:0] if self._rule.direction == PULL else self.params.copy()
+        given = self.params.copy()
         if self._rule.direction == PUSH:
             self.state["weights"] *= 0.5
             self._mail.send(self.state["weights"].copy(), peer, WEIGHT)
-        self._given[peer] = sent
-        self._mail.send(sent, peer, ASK)
+        self._given[peer] = given
+        self._mail.send(given[:0] if self._rule.direction == PULL else given, peer, ASK)
         self._rule.asked(self.state, self.params, self.state["done"])
 
     def _answer(self, asked: Letter) -> None:
@@ -182,8 +183,11 @@ class Rounds:
 
     def _answered(self, answer: Letter) -> None:
         given = self._given.pop(answer.source)
+        if self._rule.direction == PULL:  # what has come is, on average, of halfway: a rank takes no step back for waiting
+            given += self.params
+            given *= 0.5
         if self._rule.direction != PUSH:
-            _halfway(self.params, answer.array, given if self._rule.direction == SYMMETRIC else self.params)
+            _halfway(self.params, answer.array, given)
             self._taken()
 
     def _taken(self) -> None:

@@ -81,7 +81,7 @@ class Trigger:
     def check(self, period: int) -> None:
         """Raise a `UsageError` if rounds that are ``period`` steps apart are too few for the share of the steps."""
         if self.traffic * period > 1:
-            raise UsageError(f"traffic: got {self.traffic} beside period={period}, wanted a share of the steps, up to 1 / {period}")
+            raise UsageError(f"traffic: got {self.traffic} beside period={period}, wanted up to 1 / {period} of the steps")
 
     def state(self, params: np.ndarray, parts: Sequence[slice], begun: int = 0) -> dict[str, Any]:
         """Of a strategy, ``begun`` steps having been done; ``parts`` of the parameters are looked at each for itself."""
