@@ -284,6 +284,7 @@ def test_on_real_ranks_as_on_virtual_ones(comm, name):
         ("gossip-scheduled:power=0", "power: got 0.0"),
         ("elastic:period=0", "period: got 0"),
         ("elastic:alpha=-1", "alpha: got -1.0"),
+        ("elastic:pace=slow", "pace: got 'slow', wanted together, own"),
         ("elastic-adaptive:theta=-1", "theta: got -1.0"),
     ],
 )

@@ -11,7 +11,8 @@ from test_strategies_clients import JOB, distance, on_virtual_ranks, weights
 
 import mpiddl
 from mpiddl.errors import UsageError
-from mpiddl.strategies import Gossip, GossipAdaptive, LocalSGD, Replica, Step, chain, make_strategy
+from mpiddl.strategies import Elastic, ElasticAdaptive, Gossip, GossipAdaptive, LocalSGD, Replica, Step, chain, make_strategy
+from mpiddl.strategies.elastic_own_pace import ElasticOwnPace
 from mpiddl.strategies.own_pace import OwnPace
 from mpiddl.transport import virtual
 
@@ -23,7 +24,8 @@ RULES = [Gossip("ring"), Gossip("complete"), Gossip("matching", period=2), Gossi
          GossipAdaptive("complete", "push", traffic=0.3), Gossip(np.full((4, 4), 0.25))]  # fmt: skip
 NAMES = ["gossip:pace=own", "gossip:pace=own,direction=push,graph=complete", "gossip:pace=own,outer=0.3,period=3",
          "gossip:pace=own,direction=pull,graph=ring,period=2", "gossip-adaptive:pace=own,theta=0.02",
-         "gossip-scheduled:pace=own,share=0.3"]  # fmt: skip
+         "gossip-scheduled:pace=own,share=0.3", "elastic:pace=own,period=2",
+         "elastic-adaptive:pace=own,theta=0.02"]  # fmt: skip
 
 
 def add(params, grad, moments, rate, scale, step):
@@ -73,6 +75,31 @@ def test_nothing_is_lost_at_any_pace(rule, meet, leaves):
         own = [second * (3 if rank == leaves else 23) for rank, second in enumerate(seconds)]
         assert [taken for *_, taken in found] == pytest.approx(own)
     assert sum(state["exchanges"] for _, state, *_ in found) > 4
+
+
+@pytest.mark.parametrize("rule", [Elastic(2), Elastic(1, 0.25), ElasticAdaptive(theta=0.2)], ids=repr)
+@pytest.mark.parametrize("slow", [0, 2])
+def test_elastic_keeps_the_sum_of_ranks_and_centre(rule, slow):
+    def program(comm):
+        strategy, replica, sums = ElasticOwnPace(rule), Replica(given(comm.rank, 0), {}, add), []
+        state = strategy.init(comm, replica)
+        for index in range(20):
+            comm.compute(5.3 if comm.rank == slow else 1.0)
+            combined = strategy.combine(comm, state, given(comm.rank, index + 1), replica, Step(index, 1, 4, 1.0, 20, 5))
+            if combined.meet:
+                sums.append(replica.params + (state["centre"] if comm.rank == 0 else 0))
+        strategy.finish(comm, state, replica)
+        return sums, replica.params, state["exchanges"]
+
+    found = virtual.run(4, program, wire=virtual.Wire(0.4))
+    assert len({params.tobytes() for _, params, _ in found}) == 1 and all(exchanges > 3 for *_, exchanges in found)
+    for number, total in enumerate(np.sum([sums for sums, *_ in found], axis=0)):
+        np.testing.assert_allclose(total, 4 * mean_of(4, 5 * number + 5) + given(0, 0), atol=1e-10)
+
+
+def test_elastic_of_one_rank_is_in_lockstep():
+    own, together = (weights(on_virtual_ranks(1, make_strategy(f"elastic:period=3{pace}"))[0]) for pace in ("", ",pace=own"))
+    assert distance(own, together) < 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES[3:5], ids=repr)

@@ -15,10 +15,9 @@ import numpy as np
 
 from mpiddl.strategies.base import Replica, Step
 from mpiddl.strategies.elastic import Elastic
+from mpiddl.strategies.own_pace import WHOLE
 from mpiddl.strategies.triggers import CHANGE, FIXED, Trigger
 from mpiddl.transport.base import IN_PLACE, MAX, Comm
-
-WHOLE = slice(None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,13 +40,26 @@ class ElasticAdaptive(Elastic):
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
         if (step.index + 1) % self.period == 0:
-            wanted = self._rule.wants(state, replica.params, [WHOLE], step).astype(np.float64)
+            wanted = np.array([self.wants(state, replica.params, step)], np.float64)
             comm.Allreduce(IN_PLACE, wanted, MAX)
             if wanted[0]:
                 self.pull(comm, state, replica.params)
-                self._rule.taken(state, replica.params, WHOLE, 0, step.index + 1)
+                self.taken(state, replica.params, WHOLE, 0, step.index + 1)
             self._rule.calibrate(state, wanted > 0, step.steps, (step.steps - step.index - 1) // self.period)
         return state
+
+    def wants(self, state: Any, params: np.ndarray, step: Step) -> bool:
+        return super().wants(state, params, step) and bool(self._rule.wants(state, params, [WHOLE], step)[0])
+
+    def taken(self, state: Any, params: np.ndarray, part: slice, number: int, index: int) -> None:
+        super().taken(state, params, part, number, index)
+        self._rule.taken(state, params, part, number, index)
+
+    def asked(self, state: Any, params: np.ndarray, index: int) -> None:
+        self._rule.taken(state, params, WHOLE, 0, index)
+
+    def observe(self, state: Any, moved: int, step: Step) -> None:
+        self._rule.calibrate(state, np.array([moved]), step.steps, step.steps - step.index - 1)
 
     @property
     def _rule(self) -> Trigger:

@@ -39,14 +39,11 @@ from mpiddl.strategies.graphs import (
     rounds_of,
     weights,
 )
-from mpiddl.strategies.own_pace import OwnPace
+from mpiddl.strategies.own_pace import OWN_PACE, TOGETHER, WHOLE, OwnPace, check_pace
 from mpiddl.strategies.slow import check_outer, slow_state, slow_step
 from mpiddl.transport.base import Comm
 
 OWN, AVERAGE = MOMENTUM = "own", "average"
-TOGETHER, OWN_PACE = PACES = "together", "own"
-
-WHOLE = slice(None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,7 +86,8 @@ class Gossip(Strategy):
             check_name(self.graph)
         else:  # as plain numbers it is told, and compared, like any other parameter
             object.__setattr__(self, "graph", _nested(rounds_of(self.graph).tolist()))
-        for name, known in (("direction", DIRECTIONS), ("momentum", MOMENTUM), ("pace", PACES)):
+        check_pace(self.pace)
+        for name, known in (("direction", DIRECTIONS), ("momentum", MOMENTUM)):
             if getattr(self, name) not in known:
                 raise UsageError(f"{name}: got {getattr(self, name)!r}, wanted {', '.join(known)}")
         for name, least in (("period", 1), ("average", 0), ("seed", 0)):

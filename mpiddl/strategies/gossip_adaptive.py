@@ -24,8 +24,9 @@ from mpiddl.errors import UsageError
 from mpiddl.strategies.averages import average
 from mpiddl.strategies.base import Replica, Step
 from mpiddl.strategies.exchange import tell
-from mpiddl.strategies.gossip import OWN_PACE, WHOLE, Gossip
+from mpiddl.strategies.gossip import Gossip
 from mpiddl.strategies.graphs import PULL, PUSH, Hood, everybody
+from mpiddl.strategies.own_pace import OWN_PACE, WHOLE
 from mpiddl.strategies.triggers import CHANGE, FIXED, Trigger
 from mpiddl.transport.base import IN_PLACE, MAX, Comm
 

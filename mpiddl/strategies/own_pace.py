@@ -30,10 +30,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from mpiddl.errors import UsageError
 from mpiddl.strategies.averages import average
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.graphs import PULL, PUSH, SYMMETRIC
@@ -46,50 +47,13 @@ all meet, nobody does. To all: this rank asks no more."""
 
 WHOLE = slice(None)
 
+TOGETHER, OWN_PACE = PACES = "together", "own"
 
-@dataclass(frozen=True)
-class OwnPace(Strategy):
-    """Gossip by ``rule``, a `mpiddl.strategies.Gossip`, which says with whom a rank exchanges, and when."""
 
-    rule: Any
-    replicated = False
-    lockstep = False
-
-    def check(self, size: int) -> None:
-        self.rule.check(size)
-
-    def init(self, comm: Comm, replica: Replica) -> Any:
-        return {**self.rule.init(comm, replica), "asked": 0, "done": 0, "weights": np.ones(1)}
-
-    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        rounds, before = self._rounds(comm, state, replica), state["exchanges"]
-        if step.count:
-            replica.apply(replica.params, grad, replica.moments, step.rate, 1 / step.count, replica.updates)
-        state["done"] = step.index + 1
-        rounds.serve()
-        asked = self.rule.wants(state, replica.params, step) and rounds.ask()
-        self.rule.observe(state, int(asked) if self.rule.direction == PUSH else state["exchanges"] - before, step)
-        meet = bool(step.meet) and state["done"] % step.meet == 0 and state["done"] < step.steps and rounds.meet()
-        return Combined(grad, 0, state, updates=int(step.count > 0), meet=meet)
-
-    def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray:
-        """The weighted mean; the weights of all ranks add up to their number."""
-        mean = params * params.dtype.type(state["weights"][0])
-        average(comm, mean)
-        return mean
-
-    def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
-        self._rounds(comm, state, replica).end()
-        replica.params[:] = self.model(comm, state, replica.params)
-
-    def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
-        return self.rule.figures(comm, state, replica)
-
-    def _rounds(self, comm: Any, state: Any, replica: Replica) -> Rounds:
-        """Made by the first step, of a run that is continued, too."""
-        rounds: Rounds = comm.kept((self, "rounds"), lambda: Rounds(comm, self.rule))
-        rounds.state, rounds.params = state, replica.params
-        return rounds
+def check_pace(pace: str) -> None:
+    """Raise a `UsageError` for a name that is none of `PACES`."""
+    if pace not in PACES:
+        raise UsageError(f"pace: got {pace!r}, wanted {', '.join(PACES)}")
 
 
 class Rounds:
@@ -221,6 +185,52 @@ class Rounds:
             return np.empty(1)
         filled = (tag == ASK and self._rule.direction != PULL) or (tag == ANSWER and self._rule.direction != PUSH)
         return np.empty_like(self.params if filled else self.params[:0])
+
+
+@dataclass(frozen=True)
+class OwnPace(Strategy):
+    """Gossip by ``rule``, a `mpiddl.strategies.Gossip`, which says with whom a rank exchanges, and when."""
+
+    rule: Any
+    kind: ClassVar[type[Rounds]] = Rounds
+    replicated = False
+    lockstep = False
+
+    def check(self, size: int) -> None:
+        self.rule.check(size)
+
+    def init(self, comm: Comm, replica: Replica) -> Any:
+        return {**self.rule.init(comm, replica), "asked": 0, "done": 0, "weights": np.ones(1)}
+
+    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        rounds, before = self._rounds(comm, state, replica), state["exchanges"]
+        if step.count:
+            replica.apply(replica.params, grad, replica.moments, step.rate, 1 / step.count, replica.updates)
+        state["done"] = step.index + 1
+        rounds.serve()
+        asked = self.rule.wants(state, replica.params, step) and rounds.ask()
+        self.rule.observe(state, int(asked) if self.rule.direction == PUSH else state["exchanges"] - before, step)
+        meet = bool(step.meet) and state["done"] % step.meet == 0 and state["done"] < step.steps and rounds.meet()
+        return Combined(grad, 0, state, updates=int(step.count > 0), meet=meet)
+
+    def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray:
+        """The weighted mean; the weights of all ranks add up to their number."""
+        mean = params * params.dtype.type(state["weights"][0])
+        average(comm, mean)
+        return mean
+
+    def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
+        self._rounds(comm, state, replica).end()
+        replica.params[:] = self.model(comm, state, replica.params)
+
+    def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
+        return self.rule.figures(comm, state, replica)
+
+    def _rounds(self, comm: Any, state: Any, replica: Replica) -> Rounds:
+        """Made by the first step, of a run that is continued, too."""
+        rounds: Rounds = comm.kept((self, "rounds"), lambda: self.kind(comm, self.rule))
+        rounds.state, rounds.params = state, replica.params
+        return rounds
 
 
 def _halfway(params: np.ndarray, theirs: np.ndarray, mine: np.ndarray) -> None:
