@@ -136,6 +136,25 @@ def test_an_answer_is_no_step_back(direction, seconds):
     assert virtual.run(5, program, wire=virtual.Wire(seconds)) == pytest.approx([100.0] * 5, rel=0.06)
 
 
+@pytest.mark.parametrize("seconds", [3.0, 12.0])
+@pytest.mark.parametrize("rule", [*RULES[:6], Elastic(1)], ids=repr)
+def test_late_answers_do_not_drive_ranks_apart(rule, seconds):
+    def program(comm):
+        strategy = ElasticOwnPace(rule) if isinstance(rule, Elastic) else OwnPace(rule)
+        replica = Replica(given(comm.rank, 0), {}, add)
+        state = strategy.init(comm, replica)
+        for index in range(150):
+            comm.compute(1.0 + 0.1 * comm.rank)
+            state = strategy.combine(comm, state, given(comm.rank, index), replica, Step(index, 1, 4, 1.0, 150)).state
+        apart = replica.params.copy()
+        strategy.finish(comm, state, replica)
+        return apart
+
+    found = np.array(virtual.run(4, program, wire=virtual.Wire(seconds)))
+    alone = np.sqrt(150 * SIZE)  # a random walk's
+    assert np.linalg.norm(found - found.mean(axis=0), axis=1).max() < 0.6 * alone
+
+
 @pytest.mark.parametrize("direction", ["symmetric", "pull", "push"])
 def test_traffic_is_what_was_asked_for(direction):
     rule = GossipAdaptive("complete", direction, traffic=0.1)

@@ -1,8 +1,7 @@
 """Elastic averaging of ranks that take their steps each at its own pace: rank 0 keeps the centre, and trains as they do.
 
-A rank sends its parameters w and goes on. Rank 0 answers between two steps of its own: it sends the centre c as it is, and then
-c <- c + alpha (w - c). When that has come, the rank takes its part of the same exchange, with the w that it had sent:
-w_i <- w_i + alpha (c - w).
+A rank sends its parameters w and goes on. Rank 0 answers between two steps of its own: the centre c goes by alpha (w - c), and
+when that has come, the rank goes by as much the other way.
 Laws: the sum of all ranks' parameters and the centre does not change by an exchange that is over; the model is the centre.
 Cost: V bytes and V back for an exchange of a rank, all of them through rank 0. Memory: 2 V; on rank 0 V for each that asks.
 Source: EASGD, Zhang, Choromanska and LeCun, NIPS 2015, arXiv:1412.6651, algorithm 1 [departures: who keeps the centre works,
@@ -27,30 +26,19 @@ class Centred(Rounds):
     def ask(self) -> bool:
         if self._comm.rank:
             return super().ask()
-        centre = self.state["centre"].copy()
-        self._draw(self.params.copy())
-        self._follow(centre, self.params.copy())
+        self.params -= self._draw(self.params.copy())
+        self._taken()
         return True
 
     def _answer(self, asked: Letter) -> None:
-        self._mail.send(self.state["centre"].copy(), asked.source, ANSWER)
-        self._draw(asked.array)
+        self._mail.send(-self._draw(asked.array), asked.source, ANSWER)
 
-    def _answered(self, answer: Letter) -> None:
-        self._follow(answer.array, self._given.pop(answer.source))
-
-    def _draw(self, given: np.ndarray) -> None:
-        """Move the centre to what a rank has ``given``, which is overwritten."""
-        given -= self.state["centre"]
-        given *= self._rule.share(self._comm.size)
-        self.state["centre"] += given
-
-    def _follow(self, centre: np.ndarray, given: np.ndarray) -> None:
-        """Move this rank's parameters to the ``centre``, which is overwritten, as far as from where they were ``given``."""
-        centre -= given
-        centre *= self._rule.share(self._comm.size)
-        self.params += centre
-        self._taken()
+    def _draw(self, params: np.ndarray) -> np.ndarray:
+        """Move the centre to ``params``, which become what it has moved by."""
+        params -= self.state["centre"]
+        params *= self._rule.share(self._comm.size)
+        self.state["centre"] += params
+        return params
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,25 @@ answering until all are.
 ===========  ===========  ========================  =======================================================
 direction    what is sent what is answered          what becomes of the parameters
 ===========  ===========  ========================  =======================================================
-symmetric    x_i          x_j as it was             x_j += (x_i - x_j) / 2; later, x_i += (x_j - what was sent) / 2
+symmetric    x_i, k_i     d = (x_i - x_j) / 2k      x_j += d; later, x_i -= d
 pull         nothing      x_j                       x_i += (x_j - z) / 2, z halfway between x_i when it asked and now
 push         x_i, half    that it has come          x_j <- (w_j x_j + w x_i) / (w_j + w); then w_j <- w_j + w
              its weight
 ===========  ===========  ========================  =======================================================
+
+k is 1 and what the two have under way beside this exchange, as far as either knows: differences that are taken late would else
+add up, and ranks that correct the same distance several times drive each other apart.
 
 Laws: whatever the order in which messages come, a symmetric exchange does not change the mean once it is over, a push not the
 weighted mean; where all meet (`Step.meet`), nothing is on its way. A rank that has left for good is done; nobody meets from
 then on.
 Cost: an exchange, V bytes and V back (symmetric), V (pull, push); at a meeting and at the end, some empty messages and an
 all-reduce of V.
-Memory: V for each rank that is asked.
+Memory: V for each rank that is asked; on both ends while it is on its way.
 Sources: AD-PSGD, Lian et al., ICML 2018, arXiv:1710.06952, algorithm 1 [departure: there one who asks waits for the answer,
 and graphs are bipartite lest ranks wait for each other; here it goes on, and takes the difference that the exchange has
-made]; GoSGD, Blot et al. 2016, arXiv:1611.09726, for push; that pairs average with weight 1/2 whatever the
-graph's, is ours.
+made]; GoSGD, Blot et al. 2016, arXiv:1611.09726, for push; the weights of a symmetric exchange and of a pull, whatever the
+graph's, are ours.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ class Rounds:
         self._comm, self._rule = comm, rule
         self._mail = Mailbox(comm, self._room)
         self._given: dict[int, np.ndarray] = {}  # by who has been asked: the parameters as they were then
-        self._weights: dict[int, float] = {}  # by who asks: of what it sends
+        self._weights: dict[int, float] = {}  # by who asks: of what it sends, or how many exchanges it has under way
         self._here: list[int] = []
         self._done: set[int] = set()
         self._word = 0
@@ -126,6 +129,8 @@ class Rounds:
         if self._rule.direction == PUSH:
             self.state["weights"] *= 0.5
             self._mail.send(self.state["weights"].copy(), peer, WEIGHT)
+        elif self._rule.direction == SYMMETRIC:
+            self._mail.send(np.array([1.0 + len(self._given)]), peer, WEIGHT)
         self._given[peer] = given
         self._mail.send(given[:0] if self._rule.direction == PULL else given, peer, ASK)
         self._rule.asked(self.state, self.params, self.state["done"])
@@ -138,20 +143,26 @@ class Rounds:
             self._mail.send(params[:0], asked.source, ANSWER)
             params *= mine / (mine + theirs)
             params += asked.array * params.dtype.type(theirs / (mine + theirs))
-        else:
+        elif self._rule.direction == PULL:
             self._mail.send(params.copy(), asked.source, ANSWER)
-        if self._rule.direction == SYMMETRIC:
-            _halfway(params, asked.array, params)
+        else:
+            change = asked.array
+            change -= params
+            change *= 0.5 / (self._weights.pop(asked.source) + len(self._given))
+            params += change
+            self._mail.send(-change, asked.source, ANSWER)
         if self._rule.direction != PULL:
             self._taken()
 
     def _answered(self, answer: Letter) -> None:
-        given = self._given.pop(answer.source)
+        given, change = self._given.pop(answer.source), answer.array
         if self._rule.direction == PULL:  # what has come is, on average, of halfway: a rank takes no step back for waiting
             given += self.params
             given *= 0.5
+            change -= given
+            change *= 0.5
         if self._rule.direction != PUSH:
-            _halfway(self.params, answer.array, given)
+            self.params += change
             self._taken()
 
     def _taken(self) -> None:
@@ -231,10 +242,3 @@ class OwnPace(Strategy):
         rounds: Rounds = comm.kept((self, "rounds"), lambda: self.kind(comm, self.rule))
         rounds.state, rounds.params = state, replica.params
         return rounds
-
-
-def _halfway(params: np.ndarray, theirs: np.ndarray, mine: np.ndarray) -> None:
-    """``params`` go by half of what leads from ``mine`` to ``theirs``, which is overwritten."""
-    theirs -= mine
-    theirs *= 0.5
-    params += theirs
