@@ -103,6 +103,15 @@ def test_pushed_rounds_do_not_change_the_weighted_mean():
         np.testing.assert_allclose(found[0][2], found[0][1])
 
 
+@pytest.mark.parametrize("how", ["graph=ring", "graph=exponential", "direction=pull", "graph=matching,direction=push"])
+def test_slow_momentum_moves_the_mean_whatever_the_graph_and_does_not_throw_ranks_apart(how):
+    given = walks()
+    pairs, exact = (np.array([params for params, *_ in mixed(make_strategy(f"gossip:outer=0.9,{which}"), 8, 60, given)])
+                    for which in (how, "graph=complete"))  # fmt: skip
+    np.testing.assert_allclose(pairs.mean(axis=0), exact.mean(axis=0), atol=1e-10)
+    assert np.linalg.norm(pairs[:, -1] - exact[:, -1], axis=-1).max() < 0.1 * np.sqrt(SIZE) * 10
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_on_the_complete_graph_it_is_an_average_by_all_reduce(size):
     names = "gossip:graph=complete", "local-sgd:period=1"

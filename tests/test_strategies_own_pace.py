@@ -137,7 +137,7 @@ def test_an_answer_is_no_step_back(direction, seconds):
 
 
 @pytest.mark.parametrize("seconds", [3.0, 12.0])
-@pytest.mark.parametrize("rule", [*RULES[:6], Elastic(1)], ids=repr)
+@pytest.mark.parametrize("rule", [*RULES[:6], Elastic(1), Gossip(outer=0.3), Gossip(direction="pull", outer=0.3)], ids=repr)
 def test_late_answers_do_not_drive_ranks_apart(rule, seconds):
     def program(comm):
         strategy = ElasticOwnPace(rule) if isinstance(rule, Elastic) else OwnPace(rule)

@@ -94,6 +94,9 @@ class Elastic(Strategy):
         """Whether an exchange is wanted after ``step``."""
         return (step.index + 1) % self.period == 0
 
+    def begin(self, state: Any, params: np.ndarray, part: slice) -> None:
+        """What comes before an exchange at its own pace."""
+
     def taken(self, state: Any, params: np.ndarray, part: slice, number: int, index: int) -> None:
         """What follows an exchange, ``index`` steps having been done."""
         state["exchanges"] += 1

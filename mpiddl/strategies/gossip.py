@@ -9,7 +9,7 @@ moments); of the complete graph, 2(P-1)/P V. At the end, and every ``average`` s
 Sources: gossiping SGD, Jin et al. 2016, arXiv:1611.04581, section 3; with doubly stochastic weights D-PSGD, Lian et al., NIPS
 2017, arXiv:1705.09056, algorithm 1 [interpretation: mixed after the update, not before it]; momentum that is mixed, Yu et
 al., ICML 2019, arXiv:1905.03817; slow momentum over gossip, Wang et al., ICLR 2020, arXiv:1910.00643 [interpretation: a step
-of it after each exchange]; periodic averages, Chen et al., ICML 2021, arXiv:2105.09080, algorithm 1.
+of it with each exchange]; periodic averages, Chen et al., ICML 2021, arXiv:2105.09080, algorithm 1.
 Laws: a round does not change the mean of the ranks' parameters; on the complete graph, with period 1, it is an average of
 them by all-reduce, bit for bit.
 """
@@ -40,7 +40,7 @@ from mpiddl.strategies.graphs import (
     weights,
 )
 from mpiddl.strategies.own_pace import OWN_PACE, TOGETHER, WHOLE, OwnPace, check_pace
-from mpiddl.strategies.slow import check_outer, slow_state, slow_step
+from mpiddl.strategies.slow import check_outer, slow_begin, slow_end, slow_state
 from mpiddl.transport.base import Comm
 
 OWN, AVERAGE = MOMENTUM = "own", "average"
@@ -138,12 +138,20 @@ class Gossip(Strategy):
 
     def round(self, comm: Comm, state: Any, replica: Replica, near: Hood, step: Step) -> None:
         """The round after ``step``, which all take part in."""
-        self.blend(comm, replica, near, WHOLE)
+        self.exchange(comm, state, replica, near, WHOLE)
         self.taken(state, replica.params, WHOLE, 0, step.index + 1)
 
     def meet(self, comm: Comm, state: Any, replica: Replica, step: Step) -> None:
         """All ranks take the mean after ``step``."""
         self.round(comm, state, replica, everybody(comm.size), step)
+
+    def exchange(self, comm: Comm, state: Any, replica: Replica, near: Hood, part: slice) -> None:
+        """Mix what this rank takes part in; `taken` follows."""
+        if not near.uniform:
+            self.begin(state, replica.params, part)
+        self.blend(comm, replica, near, part)
+        if near.uniform:
+            self.begin(state, replica.params, part)
 
     def blend(self, comm: Comm, replica: Replica, near: Hood, part: slice) -> None:
         """Mix ``part`` of the parameters, and of the moments if they are mixed."""
@@ -151,10 +159,14 @@ class Gossip(Strategy):
         for array in (replica.params, *(replica.moments[name] for name in mixed)):
             blend(comm, array[part], near)
 
+    def begin(self, state: Any, params: np.ndarray, part: slice) -> None:
+        """What comes before an exchange of a part."""
+        slow_begin(state, params, self.outer, part)
+
     def taken(self, state: Any, params: np.ndarray, part: slice, number: int, index: int) -> None:
         """What follows an exchange of a part, ``index`` steps having been done."""
         state["exchanges"] += 1
-        slow_step(state, params, self.outer, part)
+        slow_end(state, params, self.outer, part)
 
     def wants(self, state: Any, params: np.ndarray, step: Step) -> bool:
         """Whether a rank that goes at its own pace wants to exchange parameters after ``step``."""

@@ -70,8 +70,11 @@ class GossipAdaptive(Gossip):
         moved = np.zeros(len(parts), bool)
         for number, left in enumerate(self._agreed(comm, state, near, wanted)):
             if left is not None:
-                self.blend(comm, replica, left, parts[number])
                 moved[number] = left.uniform or left.sources or wanted[number]  # who was only heard has learnt nothing
+                if moved[number]:
+                    self.exchange(comm, state, replica, left, parts[number])
+                else:
+                    self.blend(comm, replica, left, parts[number])
         for number in np.flatnonzero(moved).tolist():
             self.taken(state, replica.params, parts[number], number, step.index + 1)
         to_come = self.rounds(step.steps, step.steps) - self.rounds(step.index + 1, step.steps)
@@ -80,7 +83,7 @@ class GossipAdaptive(Gossip):
     def meet(self, comm: Comm, state: Any, replica: Replica, step: Step) -> None:
         _weigh(replica.params, state)
         state["weights"][:] = 1
-        self.blend(comm, replica, everybody(comm.size), WHOLE)
+        self.exchange(comm, state, replica, everybody(comm.size), WHOLE)
         for number, part in enumerate(_parts(state)):
             self.taken(state, replica.params, part, number, step.index + 1)
 

@@ -137,6 +137,8 @@ class Rounds:
 
     def _answer(self, asked: Letter) -> None:
         params = self.params
+        if self._rule.direction != PULL:
+            self._rule.begin(self.state, params, WHOLE)
         if self._rule.direction == PUSH:
             theirs, mine = self._weights.pop(asked.source), float(self.state["weights"][0])
             self.state["weights"][0] = mine + theirs
@@ -162,6 +164,7 @@ class Rounds:
             change -= given
             change *= 0.5
         if self._rule.direction != PUSH:
+            self._rule.begin(self.state, self.params, WHOLE)
             self.params += change
             self._taken()
 
