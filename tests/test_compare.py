@@ -11,11 +11,11 @@ import pytest
 from mpiddl.cli import main
 from mpiddl.compare.advice import advise
 from mpiddl.compare.check import Facts, check
-from mpiddl.compare.document import first_paragraph
-from mpiddl.compare.figures import entries, paired, points, rows
+from mpiddl.compare.figures import entries, grain, paired, points, rows
 from mpiddl.compare.grid import KEYS, Cell, make_grid, ranks_beside, read_grid
 from mpiddl.compare.places import Simulated
-from mpiddl.compare.processes import Ended
+from mpiddl.compare.plain import PLAIN
+from mpiddl.compare.processes import Ended, reason
 from mpiddl.compare.store import Store
 from mpiddl.compare.study import Study
 from mpiddl.compare.writing import remember, write_report
@@ -36,7 +36,7 @@ def outcome(accuracy, seconds=10.0, sent=4_000_000, **more):
     curve = [{"samples": 1000 * k, "seconds": seconds * k / 2, "bytes": sent * k // 2, "accuracy": accuracy - 0.05 * (2 - k),
               "distance": 0.1} for k in (1, 2)]
     return {"accuracy": accuracy, "seconds": seconds, "bytes": sent, "hosts": [], "staleness": None, "curve": curve,
-            "wall": 1.0, "samples": 2000, "ranks": 2, "parameters": 100, "mpi": "none", **more}
+            "phases": {"compute": seconds, "communication": 0.0, "waiting": 0.0}, "wall": 1.0, "samples": 2000, "ranks": 2, "parameters": 100, "mpi": "none", **more}
 
 
 class Told(Simulated):
@@ -106,10 +106,45 @@ def test_shards_are_the_same_for_all_and_suit_servers():
     assert ranks_beside(make_strategy("asgd:servers=3"), 8) == 3 and ranks_beside(make_strategy("ring"), 8) == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_strategy_is_described(name):
-    text = first_paragraph(type(make_strategy(name)).__module__)
-    assert len(text) > 20 and "`" not in text
+def test_every_strategy_is_described():
+    assert set(PLAIN) == set(NAMES) and len(set(PLAIN.values())) == len(NAMES)
+
+
+OPEN_MPI = """An MPI communication peer process has unexpectedly disconnected.  This
+usually indicates a failure in the peer process (e.g., a crash).
+
+  Local host: h7
+  Local PID:  141
+  Peer host:  h4
+----------
+\0[h7:00000] *** on a NULL communicator
+----------
+\0"""
+NOTICED = """----------
+prterun noticed that process rank 3 with PID 5 on node h4 exited on
+signal 9 (Killed).
+----------"""
+HYDRA = """
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 14 RUNNING AT h4
+=   EXIT CODE: 9
+==========
+[mpiexec@login] main (mpiexec.c:270): process manager error waiting for completion"""
+
+
+@pytest.mark.parametrize(("code", "text", "said"), [
+    (1, OPEN_MPI, "a rank on h4 was killed or crashed"),
+    (137, NOTICED, "rank 3 on h4 was ended by signal 9"),
+    (9, HYDRA, "a rank on h4 ended with code 9"),
+    (137, "srun: error: h2: task 3: Killed\nsrun: Terminating StepId=1.0", "on h2, task 3: Killed"),
+    (1, f"Traceback\nmpiddl.errors.CommError: nobody is there\n{HYDRA}", "nobody is there"),  # the cause, not what came of it
+    (137, "", "ended by signal 9 (out of memory?)"),
+    (143, "some words", "ended by signal 15"),
+    (1, "some words\n----\n\0\n", "some words"),
+    (2, "----", "exit code 2"),
+])  # fmt: skip
+def test_why_a_run_has_failed_is_told(code, text, said):
+    assert reason(Ended(code, text), 60) == said
 
 
 @pytest.mark.parametrize(("asked", "train", "said"), [
@@ -192,6 +227,7 @@ def test_the_example_and_its_page_tell_the_keys_there_are():
     root = Path(__file__).parents[1]
     grid = read_grid(root / "examples" / "compare.toml")
     assert len(read_grid(root / "examples" / "compare-fashion.toml").cells()) == 15
+    assert len(read_grid(root / "examples" / "compare-hosts.toml").cells()) == 14
     assert check(grid, Simulated(1, {}), []).train_rows == 1293 and len(grid.contenders) == 5
     page = (root / "docs" / "compare.md").read_text()
     assert all(f"`{key}`" in page for key in KEYS)
@@ -331,6 +367,29 @@ def test_the_cheapest_of_the_good_is_recommended():
     assert reached.choice == "local-sgd"  # nobody reaches the target: the seconds of training count
 
 
+def test_times_to_a_target_are_known_to_a_validation_only():
+    """Validations come every 5 s: the second one of the baseline is no later than the first of the other, for all that is known."""
+    grid = grid_of("two-step", "ring", target=0.85)
+    found = found_of(grid, two_step=[outcome(0.89)] * 3, ring=[outcome(0.90)] * 3)
+    advice = advise(replace(grid, margin=2.0), found, 2, simulated=False)
+    told = " ".join(advice.reasons)
+    assert entries(grid, found, 2)[0].mean(grain(0.85)).value == 5.0
+    assert advice.choice == "two-step" and "which send the same, two-step stands first" in told and "an epoch apart" in told
+    slower = found_of(grid, two_step=[outcome(0.89, 20.0)] * 3, ring=[outcome(0.90)] * 3)
+    assert advise(replace(grid, margin=2.0), slower, 2, simulated=False).choice == "ring"
+
+
+def test_a_recommendation_says_for_whom_it_holds():
+    grid = grid_of("two-step", "local-sgd")
+    phases = {"phases": {"compute": 1.0, "communication": 2.0, "waiting": 1.0}}
+    found = found_of(grid, two_step=[outcome(0.9, **phases)] * 3, local_sgd=[outcome(0.8, 1.0, **phases)] * 3)
+    told = " ".join(advise(grid, found, 2, simulated=False).reasons)
+    assert "two-step computes for 25 % of its seconds" in told and "If 10.0 points may be given for speed: local-sgd" in told
+    assert "25 %" not in " ".join(advise(grid, found, 2, simulated=True).reasons)
+    equal = found_of(grid, two_step=[outcome(0.9, **phases)] * 3, local_sgd=[outcome(0.9, 1.0, 4_000_001)] * 3)
+    assert "; as many bytes." in " ".join(advise(grid, equal, 2, simulated=False).reasons)
+
+
 def test_a_recommendation_says_what_it_does_not_know():
     one = grid_of("two-step", "ring", seeds=1)
     found = found_of(one, two_step=[outcome(0.9)], ring=[outcome(0.9, 9.9)])
@@ -347,10 +406,10 @@ def test_a_page_that_holds_all_it_shows(study, tmp_path):
     made, _ = study(Told(), grid)
     _, page = write_report(made, "mpiddl compare 'a <b>.toml'")
     text = page.read_text()
-    assert text.count("data:image/png;base64,") == 3 * 2 and "http" not in text and "src=" in text
+    assert text.count("data:image/png;base64,") == 4 * 2 and "http" not in text and "src=" in text
     assert "<digits>" not in text and "&lt;digits&gt;" in text and "not reached" in text
     files = {path.name for path in (tmp_path / "out").iterdir() if not path.name.startswith(".")}
-    pictures = {f"{what}-{workers}.png" for what in ("accuracy", "ends", "staleness") for workers in (2, 4)}
+    pictures = {f"{what}-{workers}.png" for what in ("accuracy", "ends", "time", "staleness") for workers in (2, 4)}
     assert files == {"cells.jsonl", "compare.json", "report.html", "report.md", "report.json", *pictures}
     told = json.loads(page.with_suffix(".json").read_text())
     assert len(told["runs"]) == 12 and told["rows"][2]["staleness"]["median"] == 0

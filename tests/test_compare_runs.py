@@ -92,6 +92,36 @@ def test_on_mpi_ranks(job, tmp_path, command):
     assert rows[0]["accuracy"]["value"] > 30 and done.stdout.startswith("- Take asgd")
 
 
+def ranks(tmp_path):
+    """Processes that are ranks of the run that is going on."""
+    return [pid for pid in marked("compare-") if f"{tmp_path}/out/.cell" in cell_of(pid)]
+
+
+def cell_of(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            words = file.read().split("\0")
+    except OSError:
+        return ""
+    return words[3] if words[1:3] == ["-m", "mpiddl.compare.cell"] else ""  # not the launcher, which has these words, too
+
+
+def test_a_run_that_loses_a_rank_is_told_and_run_again(job, tmp_path, command):
+    words = [sys.executable, "-m", "mpiddl", *job(strategies='"two-step", "local-sgd"')]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while len(found := ranks(tmp_path)) < 2 and process.poll() is None:
+            time.sleep(0.01)
+        os.kill(int(found[0]), signal.SIGKILL)
+        _, said = process.communicate(timeout=60)
+    lost, kept = (json.loads(line)["outcome"] for line in (tmp_path / "out" / "cells.jsonl").read_text().splitlines())
+    assert lost["error"] and "[1/2] two-step, 2 workers, seed 1: FAILED" in said and kept["accuracy"] > 0.3  # the next one went on
+    done = command(*words)
+    assert done.returncode == 0 and "1 there, 1 to do" in done.stderr, done.stderr
+    rows, runs = read(tmp_path)
+    assert [row["seeds"] for row in rows] == [[1], [1]] and not rows[0]["failed"]
+    assert all(run["samples"] == 2 * 1293 and len(run["curve"]) == 2 for run in runs) and not marked("compare-")
+
+
 @pytest.mark.usefixtures("namespaces")
 def test_on_a_testbed_links_are_counted(job, tmp_path, command):
     done = command(sys.executable, "-m", "mpiddl", *job(epochs=1), "--testbed", "2:200mbit")

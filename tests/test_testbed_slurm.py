@@ -63,7 +63,10 @@ def test_the_job_script_decomposes(bed, tmp_path):
 def test_the_job_script_compares(bed, tmp_path):
     job = tmp_path / "job.toml"
     job.write_text('[train]\nepochs = 1\n[compare]\nstrategies = ["two-step", "local-sgd"]\nworkers = 4\nseeds = 1\n')
-    _submit(bed, tmp_path, "compare.sbatch", "--array=1-2", "--ntasks-per-node=2", JOB=str(job), OUT=str(tmp_path / "out"))
+    usual = {"JOB": str(job), "OUT": str(tmp_path / "out")}
+    _submit(bed, tmp_path, "compare.sbatch", "--array=2", "--ntasks-per-node=2", PARTS="2", **usual)
+    assert [path.name for path in (tmp_path / "out").glob("cells*")] == ["cells-2-of-2.jsonl"]
+    _submit(bed, tmp_path, "compare.sbatch", "--array=1-2", "--ntasks-per-node=2", "--oversubscribe", **usual)
     rows = json.loads((tmp_path / "out" / "report.json").read_text())["rows"]
     assert [(row["ranks"], row["seeds"]) for row in rows] == [(4, [1]), (4, [1])]
 

@@ -61,7 +61,7 @@ def _workers(context: click.Context, parameter: click.Parameter, value: str | No
 def _part(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int]:
     number, slash, count = (value or "1/1").partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise UsageError(f"part: got {value!r}, wanted N/COUNT, such as 2/8")
+        raise UsageError(f"part: got {value!r}, wanted N/COUNT, N from 1 to COUNT, such as 2/8")
     return int(number), int(count)
 
 

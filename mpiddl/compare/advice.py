@@ -2,7 +2,8 @@
 
 Who is within ``margin`` points of the most accurate is good enough. Of these the fastest is recommended - to the target, if
 there is one -, and where several are as fast, as far as the seeds can tell, the one that sends least. A difference is beyond
-noise if the 95 % interval of its mean over paired seeds does not hold 0.
+noise if the 95 % interval of its mean over paired seeds does not hold 0. Times to a target are known no better than validations
+are apart: what differs by less is as fast.
 """
 
 from __future__ import annotations
@@ -10,12 +11,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mpiddl.compare.figures import Entry, Measure, entries, paired, points, reaching, seconds, sent
+from mpiddl.compare.figures import Entry, Measure, computing, entries, grain, paired, points, reaching, seconds, sent
 from mpiddl.compare.grid import Cell, Grid
-from mpiddl.compare.words import difference, percent, told
+from mpiddl.compare.words import difference, percent, times, told
 
 CLOSE = 1.2
 """Who takes longer than so many times the fastest is not as fast, however noisy the seeds."""
+
+
+FASTER = 1.5
+"""Who is not good enough is told of all the same, if so many times faster."""
+
+
+class Cost(NamedTuple):
+    """The time that counts, in words; its measure; how long before it may have been, if it is only looked at now and then."""
+
+    words: str
+    measure: Measure
+    grain: Measure | None = None
+
+    def apart(self, one: Entry, other: Entry) -> float:
+        """By how much two have to differ to be told apart."""
+        return max(_value(one, self.grain), _value(other, self.grain)) if self.grain else 0.0
 
 
 class Advice(NamedTuple):
@@ -35,27 +52,29 @@ def advise(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int, si
     best = max(whole, key=_accuracy)
     good = [entry for entry in whole if _accuracy(best) - _accuracy(entry) <= grid.margin]
     able = [entry for entry in good if _reaches(grid, entry)] or good
-    spent, cost = _cost(grid, able)
-    fastest = min(able, key=lambda entry: _value(entry, cost))
+    cost = _cost(grid, able)
+    fastest = min(able, key=lambda entry: _value(entry, cost.measure))
     tied = [entry for entry in able if _as_fast(entry, fastest, cost)]
-    choice = min(tied, key=lambda entry: _value(entry, sent))
+    choice = min(tied, key=lambda entry: _value(entry, sent))  # of those that send the same, the first, as they are compared
     baseline = next(entry for entry in there if entry.label == grid.baseline)
     return Advice(workers, choice.label, [
         f"Take {choice.label}{_of(choice, grid)}",
         *_good_enough(grid, good, [entry for entry in whole if entry not in good], best),
-        *(_why(choice, tied, spent) if len(able) > 1 else []),
-        *_against(choice, baseline, cost, spent),
+        *(_why(choice, tied, cost) if len(able) > 1 else []),
+        *_against(choice, baseline, cost),
         *_others(grid, choice, good, best),
+        *_faster(grid, choice, whole, good, best),
         *_troubles(there),
         *_caveats(grid, simulated),
+        *_holds_for(choice, baseline, simulated),
     ])  # fmt: skip
 
 
-def _cost(grid: Grid, able: list[Entry]) -> tuple[str, Measure]:
-    """The time that counts, in words, and its measure."""
+def _cost(grid: Grid, able: list[Entry]) -> Cost:
+    """What counts for them."""
     if all(_reaches(grid, entry) for entry in able):
-        return f"time to {percent(grid.target)} on the validation rows", reaching(grid.target, "seconds")
-    return "time of training", seconds
+        return Cost(f"time to {percent(grid.target)} on the validation rows", reaching(grid.target, "seconds"), grain(grid.target))
+    return Cost("time of training", seconds)
 
 
 def _reaches(grid: Grid, entry: Entry) -> bool:
@@ -74,11 +93,13 @@ def _accuracy(entry: Entry) -> float:
     return _value(entry, points)
 
 
-def _as_fast(entry: Entry, fastest: Entry, cost: Measure) -> bool:
-    """As far as the seeds can tell."""
-    gap = paired(entry, fastest, cost)
-    noise = gap is not None and (gap.half is None or gap.value <= gap.half)
-    return noise and _value(entry, cost) <= CLOSE * _value(fastest, cost)
+def _as_fast(entry: Entry, fastest: Entry, cost: Cost) -> bool:
+    """As far as the seeds and the validations can tell."""
+    gap = paired(entry, fastest, cost.measure)
+    if gap is None:
+        return False
+    noise = gap.half is None or gap.value <= gap.half
+    return gap.value <= cost.apart(entry, fastest) or (noise and _value(entry, cost.measure) <= CLOSE * _value(fastest, cost.measure))
 
 
 def _of(entry: Entry, grid: Grid) -> str:
@@ -103,26 +124,31 @@ def _good_enough(grid: Grid, good: list[Entry], below: list[Entry], best: Entry)
     return lines
 
 
-def _why(choice: Entry, tied: list[Entry], spent: str) -> list[str]:
+def _why(choice: Entry, tied: list[Entry], cost: Cost) -> list[str]:
     if len(tied) == 1:
-        return [f"Of the good ones {choice.label} is the fastest ({spent})."]
+        return [f"Of the good ones {choice.label} is the fastest ({cost.words})."]
     equal = " and ".join(filter(None, [", ".join(entry.label for entry in tied[:-1]), tied[-1].label]))
-    return [f"Of the good ones {equal} are the fastest, alike as far as these seeds can tell ({spent}); of these "
-            f"{choice.label} sends the fewest bytes."]  # fmt: skip
+    kinds = "these seeds and the validations, an epoch apart," if cost.grain else "these seeds"
+    least, most = (pick(_value(entry, sent) for entry in tied) for pick in (min, max))
+    why = f"{choice.label} sends the fewest bytes" if least < most else f"which send the same, {choice.label} stands first"
+    return [f"Of the good ones {equal} are the fastest, alike as far as {kinds} can tell ({cost.words}); of these {why}."]
 
 
-def _against(choice: Entry, baseline: Entry, cost: Measure, spent: str) -> list[str]:
+def _against(choice: Entry, baseline: Entry, cost: Cost) -> list[str]:
     if choice is baseline:
         return [f"{choice.label} is the baseline itself: of what else has results, nothing is worth a change."]
-    accuracy, longer = paired(choice, baseline, points), paired(choice, baseline, cost)
+    accuracy, longer = paired(choice, baseline, points), paired(choice, baseline, cost.measure)
     if accuracy is None:
         return [f"The baseline, {baseline.label}, has no result to compare with."]
     parts = [f"accuracy {difference(accuracy, 'points')}"]
-    parts += [f"{spent} {difference(longer, 's')}"] if longer else []
+    if longer:
+        reached = bool(cost.grain) and baseline.mean(cost.measure) is not None
+        parts.append(f"{cost.words} {difference(longer, 's', cost.apart(choice, baseline) if reached else 0.0)}")
+        if cost.grain and (whole := paired(choice, baseline, seconds)):
+            parts.append(f"time of the whole training {difference(whole, 's')}")
     ours, theirs = _value(choice, sent), _value(baseline, sent)
     if ours and theirs:
-        fewer = theirs >= ours
-        parts.append(f"{theirs / ours:.1f} times fewer bytes" if fewer else f"{ours / theirs:.1f} times as many bytes")
+        parts.append(times(ours, theirs, "bytes"))
     return [f"Against the baseline, {baseline.label}, with the same seeds: {'; '.join(parts)}."]
 
 
@@ -135,6 +161,26 @@ def _others(grid: Grid, choice: Entry, good: list[Entry], best: Entry) -> list[s
     if best is not choice:
         lines.append(f"If accuracy alone counts: {best.label}{_of(best, grid)}")
     return lines
+
+
+def _faster(grid: Grid, choice: Entry, whole: list[Entry], good: list[Entry], best: Entry) -> list[str]:
+    """Who is not good enough, but much faster than what is recommended."""
+    below = [entry for entry in whole if entry not in good and (_reaches(grid, entry) or not _reaches(grid, choice))]
+    cost = _cost(grid, [choice, *below])
+    fastest = min(below, key=lambda entry: _value(entry, cost.measure), default=None)
+    if fastest is None or _value(fastest, cost.measure) * FASTER > _value(choice, cost.measure):
+        return []
+    return [f"If {_accuracy(best) - _accuracy(fastest):.1f} points may be given for speed: {fastest.label}{_of(fastest, grid)}"]
+
+
+def _holds_for(choice: Entry, baseline: Entry, simulated: bool) -> list[str]:
+    """For whom: the share of time that messages take decides most of it."""
+    share = baseline.mean(computing)
+    if simulated or share is None:
+        return ["This holds for this job with these settings: another network, another model or more training may turn it round."]
+    return [f"This holds for this job on this network, where {baseline.label} computes for {share.value:.0f} % of its seconds, and spends "
+            "the rest on messages and waiting. Where a job computes for a larger share of its time, bytes matter less; with another "
+            "model, or more training, accuracies may come out differently."]  # fmt: skip
 
 
 def _troubles(there: list[Entry]) -> list[str]:

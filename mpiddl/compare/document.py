@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mpiddl.bench.intervals import Mean
 from mpiddl.compare.advice import Advice
 from mpiddl.compare.grid import Contender, Grid
+from mpiddl.compare.plain import plain
 from mpiddl.compare.plots import Picture
 from mpiddl.compare.words import NONE, percent, told
 from mpiddl.strategies import describe
@@ -45,26 +44,35 @@ class Code(NamedTuple):
 
 Block = Heading | Paragraph | Items | Table | Code | Picture
 
-INTERVALS = "a ± b is the mean of the seeds and half of its 95 % interval (Student's t); one seed has none."
+INTERVALS = ("a ± b: a is the mean of the runs with different seeds; the mean of very many would be expected between a - b and a + b, "
+             "19 times of 20 (a 95 % interval of Student's t). Few seeds make b large; one seed has none. A difference whose interval "
+             "holds 0, one smaller than its b, may be chance: it is within noise.")
+
+TERMS = ("A model is a list of numbers, its parameters. In a step each worker takes its part of a batch of rows, and computes how the "
+         "parameters should change to get these rows right: a gradient. An epoch is one pass over the training rows. Some rows are "
+         "never trained on: validation rows, looked at after every epoch, and test rows, looked at once, when the model is finished.")
+
+NAMES = ("Behind a name stand its settings: after the colon those of the strategy, in brackets those of its steps, such as the "
+         "learning rate, where they are not the ones that all share.")
 
 READING = (
     ("accuracy", "share of the test rows that the finished model gets right, in %"),
-    ("against ...", "accuracy minus that of the baseline, in points, over runs with the same seed. If the interval holds 0, "
-                    "it may be chance"),
-    ("to ...", "seconds of training until the validation rows, looked at after every epoch, were right to that degree: "
-               "\"not reached\" if they never were, \"2 of 3\" if not with every seed"),
-    ("seconds", "of training, of the rank that took longest; looking at validation and test rows is left out"),
-    ("MB sent", "payload that all ranks sent, each message counted once. What a collective of the MPI library sends is "
-                "not seen from outside, and entered as the least that it can send; 0 where ranks share their memory"),
+    ("against ...", "accuracy minus that of the baseline, in points (of a %), over runs with the same seed"),
+    ("to ...", "seconds of training until that share of the validation rows was right. They are looked at after every epoch, so "
+               "times are known to an epoch only. \"Not reached\": they never were; \"2 of 3\": not with every seed"),
+    ("seconds", "of training, of the rank (a worker's process) that took longest; looking at validation and test rows is left out"),
+    ("MB sent", "all that the strategy had ranks send to each other, each message counted once. What a collective operation of the MPI "
+                "library sends is not seen from outside, and entered as the least that it can send; 0 where ranks share their memory"),
+    ("computing", "share of the ranks' seconds in which they computed, in %. The rest went to messages and to waiting for others"),
     ("egress, ingress", "MB that the links of all hosts sent and received, by the kernel's counters, with headers and all "
                         "that the MPI library adds, from the first step to the last; \"-\" where there are no links"),
-    ("staleness", "updates by others between a gradient's parameters and its application: the median, and what 95 % do not "
-                  "pass. \"-\": ranks step together, so that there are none"),
-    ("distance", "how far the ranks' parameters are from the one model they stand for, in the quadratic mean, in % of the "
-                 "model's norm, when the validation rows are looked at: 0 where all have the same, as ranks at their own pace "
-                 "have that have just met, large where they have grown apart"),
+    ("staleness", "how late gradients are: how many updates others made between a worker's taking the parameters and its gradient's "
+                  "being applied to them. The median, and what 95 % do not pass. \"-\": ranks step together, so that there are none"),
+    ("distance", "how far the parameters of the ranks have grown apart when the validation rows are looked at: the distance from the "
+                 "one model that they stand for (quadratic mean), in % of that model's size. 0: all have the same, as workers at their "
+                 "own pace have, too, that have just met"),
 )  # fmt: skip
-"""What the columns mean."""
+"""What the columns mean, in their order."""
 
 
 def report(grid: Grid, rows: Sequence[Mapping[str, Any]], advice: Sequence[Advice],
@@ -86,19 +94,23 @@ def report(grid: Grid, rows: Sequence[Mapping[str, Any]], advice: Sequence[Advic
         if len(advice) > 1:
             blocks.append(Heading(_workers(each.workers), 3))
         blocks.append(Items(each.reasons, answer=each.choice is not None))
-    blocks.append(Heading("The figures"))
+    described = [(each.label, plain(each.spec)) for each in grid.contenders]
+    blocks += [Heading("The strategies"), Paragraph(NAMES), Table(("strategy", "what it does"), described)]
+    blocks += [Heading("The figures"), Paragraph(INTERVALS)]
     for each in advice:
-        blocks.append(Heading(_workers(each.workers), 3))
-        blocks.append(_table(grid, [row for row in rows if row["workers"] == each.workers], each.choice))
-        blocks += (pictures or {}).get(each.workers, [])
+        there = [row for row in rows if row["workers"] == each.workers]
+        blocks += [Heading(f"{_workers(each.workers)}: what it gives, and costs", 3), _table(grid, there, each.choice)]
+        blocks += [Heading(f"{_workers(each.workers)}: what happened meanwhile", 3), _meanwhile(there, each.choice)]
     if any(row["failed"] for row in rows):
         blocks.append(Paragraph("What the failed runs printed is in the folder failed, beside this report."))
+    blocks += [Heading("What the columns tell", 3), Table(("column", "what it tells"), READING), Heading("Pictures")]
+    for each in advice:
+        blocks += [Heading(_workers(each.workers), 3)] if len(advice) > 1 and pictures else []
+        blocks += (pictures or {}).get(each.workers, [])
     if pictures is None:
         blocks.append(Paragraph("There are no pictures: matplotlib is not installed (pip install 'mpiddl[plot]')."))
-    blocks += [Heading("How to read it"), Paragraph(INTERVALS), Table(("column", "what it tells"), READING)]
-    described = [_described(each) for each in grid.contenders]
-    blocks += [Heading("The strategies"), Table(("strategy", "in full", "what it does"), described)]
     blocks += [Heading("The job"), Table(("setting", "value"), _job(grid, about))]
+    blocks.append(Table(("strategy", "with all its parameters"), [(each.label, _in_full(each)) for each in grid.contenders]))
     return [*blocks, Paragraph("This report again, or the runs that are missing:"), Code(command)]
 
 
@@ -112,7 +124,7 @@ def _opening(grid: Grid, place: str) -> list[Block]:
             f"how: what they send each other, and when. Here {len(grid.contenders)} of them do the same job {place}, with "
             f"{counts} workers, an equal budget of {equal} and {_seeds(len(grid.seeds))}: a seed decides on the first weights "
             "and the order of the samples, and is the same for all strategies.")
-    return [Paragraph(text)]
+    return [Paragraph(text), Paragraph(TERMS)]
 
 
 def _seeds(count: int) -> str:
@@ -125,21 +137,30 @@ def _workers(count: int) -> str:
 
 def _table(grid: Grid, rows: Sequence[Mapping[str, Any]], choice: str | None) -> Table:
     target = [f"to {percent(grid.target)}, s"] if grid.target else []
-    heads = ["strategy", "accuracy, %", f"against {grid.baseline}, points", *target, "seconds", "MB sent", "egress, MB",
-             "ingress, MB", "staleness: median, 95 %", "distance, %"]
-    texts = [_texts(grid, row) for row in rows]
-    marked = next((number for number, row in enumerate(rows) if row["strategy"] == choice), None)
-    return Table(heads, texts, marked)
+    heads = ["strategy", "accuracy, %", f"against {grid.baseline}, points", *target, "seconds", "MB sent"]
+    return Table(heads, [_texts(grid, row) for row in rows], _marked(rows, choice))
+
+
+def _meanwhile(rows: Sequence[Mapping[str, Any]], choice: str | None) -> Table:
+    heads = ["strategy", "computing, %", "egress, MB", "ingress, MB", "staleness: median, 95 %", "distance, %"]
+    return Table(heads, list(map(_texts_meanwhile, rows)), _marked(rows, choice))
+
+
+def _marked(rows: Sequence[Mapping[str, Any]], choice: str | None) -> int | None:
+    return next((number for number, row in enumerate(rows) if row["strategy"] == choice), None)
 
 
 def _texts(grid: Grid, row: Mapping[str, Any]) -> list[str]:
     label = row["strategy"] + _trouble(row)
-    late = row["staleness"]
     target = [_until_target(grid, row)] if grid.target else []
     gap = row["difference"]
     against = "baseline" if row["strategy"] == grid.baseline else _mean(gap, "+")
-    return [label, _mean(row["accuracy"]), against, *target, _mean(row["seconds"]),
-            *(_mean(row[name]) for name in ("sent_mb", "egress_mb", "ingress_mb")),
+    return [label, _mean(row["accuracy"]), against, *target, _mean(row["seconds"]), _mean(row["sent_mb"])]
+
+
+def _texts_meanwhile(row: Mapping[str, Any]) -> list[str]:
+    late = row["staleness"]
+    return [row["strategy"], *(_mean(row[name]) for name in ("computing", "egress_mb", "ingress_mb")),
             f"{late['median']}, {late['of_95']}" if late else NONE, _mean(row["distance"])]  # fmt: skip
 
 
@@ -164,24 +185,9 @@ def _mean(value: Mapping[str, Any] | None, sign: str = "") -> str:
     return told(Mean(**value) if value else None, sign)
 
 
-def _described(contender: Contender) -> tuple[str, str, str]:
-    """Label, all parameters, and the first sentences of the file that it is in."""
-    strategy = contender.strategy
+def _in_full(contender: Contender) -> str:
     own = ", ".join(f"{name}={value}" for name, value in contender.own)
-    return contender.label, describe(strategy) + (f" with {own}" if own else ""), first_paragraph(type(strategy).__module__)
-
-
-def first_paragraph(module: str) -> str:
-    """Of a module's docstring, in plain words: without marks of code and references to other modules.
-
-    Examples
-    --------
-    >>> first_paragraph("mpiddl.strategies.asgd")
-    "Asynchronous SGD: the optimiser's step with every gradient as it comes, whatever its delay."
-    """
-    text = (sys.modules[module].__doc__ or "").strip().partition("\n\n")[0]
-    text = re.sub(r"\s*\(`mpiddl[^)]*\)|\s*`mpiddl\.[^`]*`", "", " ".join(text.split()))
-    return text.replace("`", "")
+    return describe(contender.strategy) + (f" with {own}" if own else "")
 
 
 def _job(grid: Grid, about: Mapping[str, str]) -> list[tuple[str, str]]:

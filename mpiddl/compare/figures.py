@@ -113,11 +113,31 @@ def apart(outcome: Outcome) -> float | None:
     return 100 * fmean(found) if found else None
 
 
+def computing(outcome: Outcome) -> float | None:
+    """Share of the ranks' seconds in which they compute, in %; the rest goes to messages and waiting."""
+    phases = outcome.get("phases")
+    return 100 * phases["compute"] / whole if phases and (whole := sum(phases.values())) else None
+
+
 def reaching(target: float, axis: str) -> Measure:
     """A measure: how many ``axis`` ("seconds", "bytes", "samples") until the first validation at or above ``target``."""
 
     def measure(outcome: Outcome) -> float | None:
         return next((float(point[axis]) for point in outcome["curve"] if (point["accuracy"] or 0.0) >= target), None)
+
+    return measure
+
+
+def grain(target: float) -> Measure:
+    """A measure: how many seconds the validation that first reaches ``target`` is after the one before it."""
+
+    def measure(outcome: Outcome) -> float | None:
+        before = 0.0
+        for point in outcome["curve"]:
+            if (point["accuracy"] or 0.0) >= target:
+                return float(point["seconds"]) - before
+            before = float(point["seconds"])
+        return None
 
     return measure
 
@@ -134,7 +154,7 @@ def rows(grid: Grid, found: Mapping[Cell, Outcome]) -> list[dict[str, Any]]:
 
 def _row(grid: Grid, entry: Entry, baseline: Entry) -> dict[str, Any]:
     measures: dict[str, Measure] = {"accuracy": points, "seconds": seconds, "sent_mb": sent, "egress_mb": egress,
-                                    "ingress_mb": ingress, "distance": apart}  # fmt: skip
+                                    "ingress_mb": ingress, "distance": apart, "computing": computing}  # fmt: skip
     if grid.target:
         measures |= {f"{axis}_to_target": reaching(grid.target, axis) for axis in ("seconds", "bytes", "samples")}
     late = entry.staleness()

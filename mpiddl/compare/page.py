@@ -16,7 +16,7 @@ p, li, td.words { max-width: 50rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; margin: 1rem 0; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
 th { background: #f4f4f4; } td { white-space: nowrap; } td.words { white-space: normal; text-align: left; }
-th:first-child, td:first-child { text-align: left; white-space: normal; }
+th:first-child, td:first-child, th.words { text-align: left; white-space: normal; }
 tr.marked td { background: #eaf4ea; font-weight: 600; }
 li.answer { font-size: 1.15rem; font-weight: 600; list-style: none; margin: 0 0 .6rem -1.2rem; padding: .6rem .9rem;
   background: #eaf4ea; border-left: 4px solid #3a7d3a; }
@@ -61,7 +61,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], marked: int | No
     def cell(column: int, text: str) -> str:
         return f'<td class="words">{escape(text)}</td>' if column in wordy or len(heads) == 2 else f"<td>{escape(text)}</td>"
 
-    lines = ["<tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"]
+    marks = [' class="words"' if column in wordy or len(heads) == 2 else "" for column in range(len(heads))]
+    lines = ["<tr>" + "".join(f"<th{mark}>{escape(head)}</th>" for mark, head in zip(marks, heads, strict=True)) + "</tr>"]
     for number, row in enumerate(rows):
         mark = ' class="marked"' if number == marked else ""
         lines.append(f"<tr{mark}>" + "".join(cell(column, text) for column, text in enumerate(row)) + "</tr>")

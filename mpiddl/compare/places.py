@@ -23,6 +23,7 @@ from mpiddl.testbed import mpi as mpis
 from mpiddl.testbed.plan import make_plan, show_rate
 from mpiddl.threads import cores
 
+LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH"}
 PROGRAM = (sys.executable, "-m", "mpiddl.compare.cell")
 
 
@@ -136,13 +137,26 @@ class OnTestbed(_Plain):
 
     def words(self) -> str:
         rate = self.about["rate"]
-        links = "links as fast as this machine is" if rate == "none" else f"links of {rate} each way"
-        return f"on {self.hosts} hosts of `mpiddl testbed` with {links}, by {self.about['launcher']}"
+        links = "links as fast as that is" if rate == "none" else f"links of {_rate(rate)} each way"
+        library = LIBRARIES[self.about["launcher"]]
+        return f"on {self.hosts} hosts that one machine stands in for (mpiddl testbed), with {links}, by {library}"
 
     def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
         ranks = [block_size(cell.workers, self.hosts, host) for host in range(self.hosts)]
         ended = self._bed.run([*PROGRAM, *files], ranks_per_host=ranks, mpi=self._mpi, timeout_s=limit_s, env=self._env)
         return Ended(ended.returncode, ended.output)
+
+
+def _rate(text: str) -> str:
+    """A rate as it stands in a sentence.
+
+    Examples
+    --------
+    >>> _rate("200mbit"), _rate("1.5gbit"), _rate("64kbit")
+    ('200 Mbit/s', '1.5 Gbit/s', '64 kbit/s')
+    """
+    number = text.rstrip("bgikmt")
+    return f"{number} {text.removeprefix(number).replace('m', 'M').replace('g', 'G')}/s"
 
 
 def check_shared(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -12,9 +13,14 @@ from mpiddl.compare.figures import Entry, entries, points, sent
 from mpiddl.compare.grid import Cell, Grid
 from mpiddl.compare.words import percent
 
-AXES = (("seconds", "seconds of training", 1.0), ("bytes", "MB sent by all ranks", 1e-6), ("samples", "thousand samples", 1e-3))
+AXES = (("seconds", "seconds of training", 1.0), ("bytes", "MB sent by all ranks", 1e-6), ("samples", "thousand rows trained on", 1e-3))
 DRAWN = 15.0
 """Points below the best at the end that are drawn: the first validations would hide all that matters."""
+
+
+LOGARITHMIC = " The scale of MB is logarithmic: equal distances are equal factors."
+PHASES = ("compute", "computing"), ("communication", "communicating"), ("waiting", "waiting")
+MARKERS = "osD^vPX*<>"
 
 
 class Picture(NamedTuple):
@@ -40,13 +46,17 @@ def pictures(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int) 
     curved = [entry for entry in there if any(outcome["curve"] for outcome in entry.good.values())]
     if curved:
         caption = ("Accuracy on the validation rows while training goes on: further up and further left is better. Points are "
-                   "means over the seeds, bars reach from the lowest seed to the highest. The same runs three times, by what "
-                   "they cost.")
+                   "means over the seeds, bars reach from the lowest seed to the highest. The same runs three times: by seconds, by "
+                   "bytes, and by rows trained on." + LOGARITHMIC * _spread(curved))
         yield Picture(f"accuracy-{workers}.png", caption, _curves(grid, curved))
     if there:
-        caption = ("Each strategy at the end of its budget: test accuracy over bytes sent (each step to the left, a tenth). "
-                   "Crosses reach from the lowest seed to the highest.")
+        caption = ("Each strategy at the end of its budget: test accuracy over bytes sent. Further up and further left is better. "
+                   "Crosses reach from the lowest seed to the highest." + LOGARITHMIC * _spread(there))
         yield Picture(f"ends-{workers}.png", caption, _ends(grid, there))
+    if timed := [entry for entry in there if any(entry.mean(partial(_phase, name)) for name in PHASES)]:
+        caption = ("Where the seconds of training go, in the mean of ranks and seeds: computing; communicating, which is sending, receiving "
+                   "and adding up; waiting for others to come. Shorter is faster.")
+        yield Picture(f"time-{workers}.png", caption, _time(grid, timed))
     late = [entry for entry in there if entry.staleness()]
     if late:
         caption = ("Staleness: how many updates of others had been made by the time a gradient was applied, as a share of all "
@@ -59,14 +69,14 @@ def _curves(grid: Grid, there: Sequence[Entry]) -> bytes:
     panels = figure.subplots(1, 3, sharey=True)
     for axes, (axis, label, unit) in zip(panels, AXES, strict=True):
         for entry in there:
-            look = {"fmt": "o-", "ms": 3, "capsize": 2, "lw": 1.2, "color": _colour(grid, entry)}
+            look = {"fmt": f"{_marker(grid, entry)}-", "ms": 4, "capsize": 2, "lw": 1.2, "color": _colour(grid, entry)}
             axes.errorbar(**_mean_curve(entry, axis, unit), **look, label=entry.label)
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
         if grid.target:
             axes.axhline(100 * grid.target, color="k", ls="--", lw=1, label=f"target, {percent(grid.target)}")
         if axis == "bytes" and _spread(there):
-            axes.set_xscale("log")
+            _logarithmic(axes)
     panels[0].set_ylabel("validation accuracy, %")
     outcomes = [outcome for entry in there for outcome in entry.good.values()]
     heights = [100 * (point["accuracy"] or 0.0) for outcome in outcomes for point in outcome["curve"]]
@@ -102,13 +112,44 @@ def _ends(grid: Grid, there: Sequence[Entry]) -> bytes:
         x, y = ([measure(outcome) or 0.0 for outcome in entry.good.values()] for measure in (sent, points))
         middle = fmean(x), fmean(y)
         reach = [_reach(at, each) for at, each in zip(middle, (x, y), strict=True)]
-        axes.errorbar(*middle, yerr=reach[1], xerr=reach[0], fmt="o", capsize=3, color=_colour(grid, entry), label=entry.label)
+        axes.errorbar(*middle, yerr=reach[1], xerr=reach[0], fmt=_marker(grid, entry), ms=8, capsize=3, color=_colour(grid, entry),
+                      label=entry.label)  # fmt: skip
     if _spread(there):
-        axes.set_xscale("log")
+        _logarithmic(axes)
     axes.set(xlabel="MB sent by all ranks", ylabel="test accuracy, %")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return _png(figure)
+
+
+def _logarithmic(axes: Any) -> None:
+    """With numbers as people write them."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 10_000 else f"{value:,.0f}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _time(grid: Grid, there: Sequence[Entry]) -> bytes:
+    figure = _figure(8.0, 1.4 + 0.42 * len(there))
+    axes = figure.subplots()
+    names = [entry.label for entry in there]
+    begin = [0.0] * len(there)
+    for (name, label), colour in zip(PHASES, ("#3a7d3a", "#d98c3a", "#bbbbbb"), strict=True):
+        lengths = [found.value if (found := entry.mean(partial(_phase, (name, label)))) else 0.0 for entry in there]
+        axes.barh(names, lengths, left=begin, color=colour, label=label, height=0.65)
+        begin = [left + length for left, length in zip(begin, lengths, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel(AXES[0][1])
+    axes.grid(alpha=0.3, axis="x")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
+    return _png(figure)
+
+
+def _phase(phase: tuple[str, str], outcome: Mapping[str, Any]) -> float | None:
+    return (outcome.get("phases") or {}).get(phase[0])
 
 
 def _reach(middle: float, values: Sequence[float]) -> list[list[float]]:
@@ -132,6 +173,11 @@ def _staleness(grid: Grid, late: Sequence[Entry]) -> bytes:
 def _colour(grid: Grid, entry: Entry) -> str:
     """The same in all pictures."""
     return f"C{[contender.label for contender in grid.contenders].index(entry.label) % 10}"
+
+
+def _marker(grid: Grid, entry: Entry) -> str:
+    """The same in all pictures, for who cannot tell the colours apart."""
+    return MARKERS[[contender.label for contender in grid.contenders].index(entry.label) % len(MARKERS)]
 
 
 def _figure(width: float, height: float) -> Any:

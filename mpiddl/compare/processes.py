@@ -22,6 +22,13 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # With the rank before it, where a launcher tells that.
 _ERROR = re.compile(r"^(?:\[[^\]]*\] ?)?(?:[a-z_]+\.)*\w*(?:Error|Exception): (.+)$", re.MULTILINE)
+_GONE = (  # Open MPI 5 (what its launcher saw; what a peer saw), MPICH 5, Slurm 22.05
+    (re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)"), "rank {} on {} was ended by signal {}"),
+    (re.compile(r"peer process has unexpectedly disconnected.*?Peer host:\s*(\S+)", re.DOTALL), "a rank on {} was killed or crashed"),
+    (re.compile(r"PID \d+ RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)"), "a rank on {} ended with code {}"),
+    (re.compile(r"srun: error: (\S+): (tasks? [\d,-]+: .+)"), "on {}, {}"),
+)
+"""What launchers say when a rank is gone, amid much that says nothing."""
 
 
 class Ended(NamedTuple):
@@ -65,7 +72,8 @@ def _code(process: subprocess.Popen[bytes], limit_s: float) -> int:
 
 
 def reason(ended: Ended, limit_s: float) -> str:
-    """Why a command has failed, in a line: the last error that it printed, else the last line, else its code.
+    """Why a command has failed, in a line: the last error that it printed, else which rank was lost, else the signal that ended
+    it, else the last line, else its code.
 
     Examples
     --------
@@ -73,11 +81,27 @@ def reason(ended: Ended, limit_s: float) -> str:
     'rate: got -1'
     >>> reason(Ended(-9, ""), 60)
     'ended by signal 9 (out of memory?)'
+    >>> reason(Ended(9, "=   PID 14 RUNNING AT h4\\n=   EXIT CODE: 9\\n[mpiexec@login] main: launcher returned error"), 60)
+    'a rank on h4 ended with code 9'
     """
     if ended.code == OUT_OF_TIME:
         return f"not over after {limit_s:g} s (limit in [compare])"
-    errors = _ERROR.findall(ended.text)
-    lines = [line.strip() for line in ended.text.splitlines() if line.strip()]
-    if not errors and ended.code < 0:
-        return f"ended by signal {-ended.code}" + " (out of memory?)" * (ended.code == -9)
-    return (errors or lines or [f"exit code {ended.code}"])[-1][:MOST_WORDS]
+    if errors := _ERROR.findall(ended.text):
+        return str(errors[-1][:MOST_WORDS])
+    for pattern, words in _GONE:
+        if found := pattern.search(ended.text):
+            return words.format(*found.groups())[:MOST_WORDS]
+    if 0 < (number := _signal(ended.code)):
+        return f"ended by signal {number}" + " (out of memory?)" * (number == signal.SIGKILL)
+    lines = [line for text in ended.text.splitlines() if any(map(str.isalnum, line := _shown(text)))]
+    return (lines or [f"exit code {ended.code}"])[-1][:MOST_WORDS]
+
+
+def _signal(code: int) -> int:
+    """Which one ended a process, by its code or by the one a shell tells; 0: none did."""
+    return -code if code < 0 else max(0, code - 128)
+
+
+def _shown(text: str) -> str:
+    """Without what a terminal does not show: launchers end their messages with a zero byte."""
+    return "".join(filter(str.isprintable, text)).strip()
