@@ -36,7 +36,8 @@ def outcome(accuracy, seconds=10.0, sent=4_000_000, **more):
     curve = [{"samples": 1000 * k, "seconds": seconds * k / 2, "bytes": sent * k // 2, "accuracy": accuracy - 0.05 * (2 - k),
               "distance": 0.1} for k in (1, 2)]
     return {"accuracy": accuracy, "seconds": seconds, "bytes": sent, "hosts": [], "staleness": None, "curve": curve,
-            "phases": {"compute": seconds, "communication": 0.0, "waiting": 0.0}, "wall": 1.0, "samples": 2000, "ranks": 2, "parameters": 100, "mpi": "none", **more}
+            "phases": {"compute": seconds, "communication": 0.0, "waiting": 0.0},
+            "wall": 1.0, "samples": 2000, "ranks": 2, "parameters": 100, "mpi": "none", **more}
 
 
 class Told(Simulated):
@@ -368,7 +369,7 @@ def test_the_cheapest_of_the_good_is_recommended():
 
 
 def test_times_to_a_target_are_known_to_a_validation_only():
-    """Validations come every 5 s: the second one of the baseline is no later than the first of the other, for all that is known."""
+    """Validations come every 5 s: the baseline's second may be no later than the other's first."""
     grid = grid_of("two-step", "ring", target=0.85)
     found = found_of(grid, two_step=[outcome(0.89)] * 3, ring=[outcome(0.90)] * 3)
     advice = advise(replace(grid, margin=2.0), found, 2, simulated=False)

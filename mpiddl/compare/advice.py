@@ -73,7 +73,8 @@ def advise(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int, si
 def _cost(grid: Grid, able: list[Entry]) -> Cost:
     """What counts for them."""
     if all(_reaches(grid, entry) for entry in able):
-        return Cost(f"time to {percent(grid.target)} on the validation rows", reaching(grid.target, "seconds"), grain(grid.target))
+        return Cost(f"time to {percent(grid.target)} on the validation "
+                    "rows", reaching(grid.target, "seconds"), grain(grid.target))
     return Cost("time of training", seconds)
 
 
@@ -99,7 +100,8 @@ def _as_fast(entry: Entry, fastest: Entry, cost: Cost) -> bool:
     if gap is None:
         return False
     noise = gap.half is None or gap.value <= gap.half
-    return gap.value <= cost.apart(entry, fastest) or (noise and _value(entry, cost.measure) <= CLOSE * _value(fastest, cost.measure))
+    close = _value(entry, cost.measure) <= CLOSE * _value(fastest, cost.measure)
+    return gap.value <= cost.apart(entry, fastest) or (noise and close)
 
 
 def _of(entry: Entry, grid: Grid) -> str:
@@ -177,10 +179,11 @@ def _holds_for(choice: Entry, baseline: Entry, simulated: bool) -> list[str]:
     """For whom: the share of time that messages take decides most of it."""
     share = baseline.mean(computing)
     if simulated or share is None:
-        return ["This holds for this job with these settings: another network, another model or more training may turn it round."]
-    return [f"This holds for this job on this network, where {baseline.label} computes for {share.value:.0f} % of its seconds, and spends "
-            "the rest on messages and waiting. Where a job computes for a larger share of its time, bytes matter less; with another "
-            "model, or more training, accuracies may come out differently."]  # fmt: skip
+        return ["This holds for this job with these settings: another network, another model or more training may turn it "
+                "round."]
+    return [f"This holds for this job on this network, where {baseline.label} computes for {share.value:.0f} % of its "
+            "seconds, and spends the rest on messages and waiting. Where a job computes for a larger share of its time, "
+            "bytes matter less; with another model, or more training, accuracies may come out differently."]  # fmt: skip
 
 
 def _troubles(there: list[Entry]) -> list[str]:

@@ -44,13 +44,14 @@ class Code(NamedTuple):
 
 Block = Heading | Paragraph | Items | Table | Code | Picture
 
-INTERVALS = ("a ± b: a is the mean of the runs with different seeds; the mean of very many would be expected between a - b and a + b, "
-             "19 times of 20 (a 95 % interval of Student's t). Few seeds make b large; one seed has none. A difference whose interval "
-             "holds 0, one smaller than its b, may be chance: it is within noise.")
+INTERVALS = ("a ± b: a is the mean of the runs with different seeds; the mean of very many would be expected between a - b "
+             "and a + b, 19 times of 20 (a 95 % interval of Student's t). Few seeds make b large; one seed has none. A "
+             "difference whose interval holds 0, one smaller than its b, may be chance: it is within noise.")
 
-TERMS = ("A model is a list of numbers, its parameters. In a step each worker takes its part of a batch of rows, and computes how the "
-         "parameters should change to get these rows right: a gradient. An epoch is one pass over the training rows. Some rows are "
-         "never trained on: validation rows, looked at after every epoch, and test rows, looked at once, when the model is finished.")
+TERMS = ("A model is a list of numbers, its parameters. In a step each worker takes its part of a batch of rows, and "
+         "computes how the parameters should change to get these rows right: a gradient. An epoch is one pass over the "
+         "training rows. Some rows are never trained on: validation rows, looked at after every epoch, and test rows, "
+         "looked at once, when the model is finished.")
 
 NAMES = ("Behind a name stand its settings: after the colon those of the strategy, in brackets those of its steps, such as the "
          "learning rate, where they are not the ones that all share.")
@@ -58,19 +59,26 @@ NAMES = ("Behind a name stand its settings: after the colon those of the strateg
 READING = (
     ("accuracy", "share of the test rows that the finished model gets right, in %"),
     ("against ...", "accuracy minus that of the baseline, in points (of a %), over runs with the same seed"),
-    ("to ...", "seconds of training until that share of the validation rows was right. They are looked at after every epoch, so "
-               "times are known to an epoch only. \"Not reached\": they never were; \"2 of 3\": not with every seed"),
-    ("seconds", "of training, of the rank (a worker's process) that took longest; looking at validation and test rows is left out"),
-    ("MB sent", "all that the strategy had ranks send to each other, each message counted once. What a collective operation of the MPI "
-                "library sends is not seen from outside, and entered as the least that it can send; 0 where ranks share their memory"),
-    ("computing", "share of the ranks' seconds in which they computed, in %. The rest went to messages and to waiting for others"),
+    ("to "
+     "...", "seconds of training until that share of the validation rows was right. They are looked at after every "
+               "epoch, so times are known to an epoch only. \"Not reached\": they never were; \"2 of 3\": not with every "
+               "seed"),
+    ("seconds", "of training, of the rank (a worker's process) that took longest; looking at validation and test rows is "
+                "left out"),
+    ("MB "
+     "sent", "all that the strategy had ranks send to each other, each message counted once. What a collective operation "
+                "of the MPI library sends is not seen from outside, and entered as the least that it can send; 0 where "
+                "ranks share their memory"),
+    ("computing", "share of the ranks' seconds in which they computed, in %. The rest went to messages and to waiting for "
+                  "others"),
     ("egress, ingress", "MB that the links of all hosts sent and received, by the kernel's counters, with headers and all "
                         "that the MPI library adds, from the first step to the last; \"-\" where there are no links"),
-    ("staleness", "how late gradients are: how many updates others made between a worker's taking the parameters and its gradient's "
-                  "being applied to them. The median, and what 95 % do not pass. \"-\": ranks step together, so that there are none"),
-    ("distance", "how far the parameters of the ranks have grown apart when the validation rows are looked at: the distance from the "
-                 "one model that they stand for (quadratic mean), in % of that model's size. 0: all have the same, as workers at their "
-                 "own pace have, too, that have just met"),
+    ("staleness", "how late gradients are: how many updates others made between a worker's taking the parameters and its "
+                  "gradient's being applied to them. The median, and what 95 % do not pass. \"-\": ranks step together, so "
+                  "that there are none"),
+    ("distance", "how far the parameters of the ranks have grown apart when the validation rows are looked at: the distance "
+                 "from the one model that they stand for (quadratic mean), in % of that model's size. 0: all have the same, "
+                 "as workers at their own pace have, too, that have just met"),
 )  # fmt: skip
 """What the columns mean, in their order."""
 

@@ -13,7 +13,10 @@ from mpiddl.compare.figures import Entry, entries, points, sent
 from mpiddl.compare.grid import Cell, Grid
 from mpiddl.compare.words import percent
 
-AXES = (("seconds", "seconds of training", 1.0), ("bytes", "MB sent by all ranks", 1e-6), ("samples", "thousand rows trained on", 1e-3))
+AXES = (("seconds", "seconds of "
+                    "training", 1.0), ("bytes", "MB sent by all "
+                                                           "ranks", 1e-6), ("samples", "thousand rows "
+                                                                                                      "trained on", 1e-3))
 DRAWN = 15.0
 """Points below the best at the end that are drawn: the first validations would hide all that matters."""
 
@@ -45,17 +48,17 @@ def pictures(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int) 
     there = [entry for entry in entries(grid, found, workers) if entry.good]
     curved = [entry for entry in there if any(outcome["curve"] for outcome in entry.good.values())]
     if curved:
-        caption = ("Accuracy on the validation rows while training goes on: further up and further left is better. Points are "
-                   "means over the seeds, bars reach from the lowest seed to the highest. The same runs three times: by seconds, by "
-                   "bytes, and by rows trained on." + LOGARITHMIC * _spread(curved))
+        caption = ("Accuracy on the validation rows while training goes on: further up and further left is better. Points "
+                   "are means over the seeds, bars reach from the lowest seed to the highest. The same runs three times: by "
+                   "seconds, by bytes, and by rows trained on." + LOGARITHMIC * _spread(curved))
         yield Picture(f"accuracy-{workers}.png", caption, _curves(grid, curved))
     if there:
-        caption = ("Each strategy at the end of its budget: test accuracy over bytes sent. Further up and further left is better. "
-                   "Crosses reach from the lowest seed to the highest." + LOGARITHMIC * _spread(there))
+        caption = ("Each strategy at the end of its budget: test accuracy over bytes sent. Further up and further left is "
+                   "better. Crosses reach from the lowest seed to the highest." + LOGARITHMIC * _spread(there))
         yield Picture(f"ends-{workers}.png", caption, _ends(grid, there))
     if timed := [entry for entry in there if any(entry.mean(partial(_phase, name)) for name in PHASES)]:
-        caption = ("Where the seconds of training go, in the mean of ranks and seeds: computing; communicating, which is sending, receiving "
-                   "and adding up; waiting for others to come. Shorter is faster.")
+        caption = ("Where the seconds of training go, in the mean of ranks and seeds: computing; communicating, which is "
+                   "sending, receiving and adding up; waiting for others to come. Shorter is faster.")
         yield Picture(f"time-{workers}.png", caption, _time(grid, timed))
     late = [entry for entry in there if entry.staleness()]
     if late:
@@ -112,8 +115,8 @@ def _ends(grid: Grid, there: Sequence[Entry]) -> bytes:
         x, y = ([measure(outcome) or 0.0 for outcome in entry.good.values()] for measure in (sent, points))
         middle = fmean(x), fmean(y)
         reach = [_reach(at, each) for at, each in zip(middle, (x, y), strict=True)]
-        axes.errorbar(*middle, yerr=reach[1], xerr=reach[0], fmt=_marker(grid, entry), ms=8, capsize=3, color=_colour(grid, entry),
-                      label=entry.label)  # fmt: skip
+        look = {"fmt": _marker(grid, entry), "ms": 8, "capsize": 3, "color": _colour(grid, entry)}
+        axes.errorbar(*middle, yerr=reach[1], xerr=reach[0], **look, label=entry.label)
     if _spread(there):
         _logarithmic(axes)
     axes.set(xlabel="MB sent by all ranks", ylabel="test accuracy, %")

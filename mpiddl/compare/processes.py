@@ -23,8 +23,10 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # With the rank before it, where a launcher tells that.
 _ERROR = re.compile(r"^(?:\[[^\]]*\] ?)?(?:[a-z_]+\.)*\w*(?:Error|Exception): (.+)$", re.MULTILINE)
 _GONE = (  # Open MPI 5 (what its launcher saw; what a peer saw), MPICH 5, Slurm 22.05
-    (re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)"), "rank {} on {} was ended by signal {}"),
-    (re.compile(r"peer process has unexpectedly disconnected.*?Peer host:\s*(\S+)", re.DOTALL), "a rank on {} was killed or crashed"),
+    (re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)"),
+     "rank {} on {} was ended by signal {}"),
+    (re.compile(r"peer process has unexpectedly disconnected.*?Peer host:\s*(\S+)", re.DOTALL),
+     "a rank on {} was killed or crashed"),
     (re.compile(r"PID \d+ RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)"), "a rank on {} ended with code {}"),
     (re.compile(r"srun: error: (\S+): (tasks? [\d,-]+: .+)"), "on {}, {}"),
 )
@@ -91,7 +93,7 @@ def reason(ended: Ended, limit_s: float) -> str:
     for pattern, words in _GONE:
         if found := pattern.search(ended.text):
             return words.format(*found.groups())[:MOST_WORDS]
-    if 0 < (number := _signal(ended.code)):
+    if number := _signal(ended.code):
         return f"ended by signal {number}" + " (out of memory?)" * (number == signal.SIGKILL)
     lines = [line for text in ended.text.splitlines() if any(map(str.isalnum, line := _shown(text)))]
     return (lines or [f"exit code {ended.code}"])[-1][:MOST_WORDS]
