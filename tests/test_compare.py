@@ -289,6 +289,20 @@ def test_what_fails_is_a_row_and_is_tried_again(study, tmp_path):
         "asgd (rate=0.02), 4 workers, seed 2"]  # what diverged would diverge again
 
 
+@pytest.mark.parametrize("said", [
+    "slurmstepd-h1: error: *** STEP 1.7 ON h1 CANCELLED AT 2026-11-23T00:49:03 DUE TO TIME LIMIT ***",
+    "srun: error: Unable to create step for job 1: Job/step already completing or completed",
+])  # fmt: skip
+def test_a_run_whose_job_is_over_has_not_failed(study, said):
+    second = GRID.cells()[1]
+    with pytest.raises(SystemExit) as ended:
+        study(Told(lambda cell: Ended(1, said) if cell == second else None))
+    assert ended.value.code == 75
+    again = Told()
+    made, _ = study(again)
+    assert again.done == GRID.cells()[1:] and len(made.found()) == 12
+
+
 def test_a_place_that_fails_fails_its_run(study):
     def act(cell):
         raise MpiddlError("no cluster")

@@ -57,9 +57,9 @@ def pictures(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int) 
                    "better. Crosses reach from the lowest seed to the highest." + LOGARITHMIC * _spread(there))
         yield Picture(f"ends-{workers}.png", caption, _ends(grid, there))
     if timed := [entry for entry in there if any(entry.mean(partial(_phase, name)) for name in PHASES)]:
-        caption = ("Where the seconds of training go, in the mean of ranks and seeds: computing; communicating, which is sending, "
-                   "receiving, adding up, and the wait for an answer where it cannot be told apart; waiting for others to come. "
-                   "Shorter is faster.")
+        caption = ("Where the seconds of training go, in the mean of ranks and seeds: computing; communicating, which is "
+                   "sending, receiving, adding up, and the wait for an answer where it cannot be told apart; waiting for "
+                   "others to come. Shorter is faster.")
         yield Picture(f"time-{workers}.png", caption, _time(grid, timed))
     late = [entry for entry in there if entry.staleness()]
     if late:
@@ -146,7 +146,7 @@ def _time(grid: Grid, there: Sequence[Entry]) -> bytes:
         axes.barh(names, lengths, left=begin, color=colour, label=label, height=0.65)
         begin = [left + length for left, length in zip(begin, lengths, strict=True)]
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.05 * max(begin))
+    axes.set_xlim(0, 1.05 * max(begin) or 1.0)
     axes.set_xlabel(AXES[0][1])
     axes.grid(alpha=0.3, axis="x")
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)

@@ -32,6 +32,10 @@ _GONE = (  # Open MPI 5 (what its launcher saw; what a peer saw), MPICH 5, Slurm
 )
 """What launchers say when a rank is gone, amid much that says nothing."""
 
+_JOB_OVER = re.compile(r"\*\*\* STEP .* DUE TO (?:TIME LIMIT|PREEMPTION|JOB REQUEUE|NODE FAILURE)|"
+                       r"Unable to create step .*already completing")  # fmt: skip
+"""What Slurm 22.05 says of a run when the job around it is at its end: to a run that is going on, and to the next ones."""
+
 
 class Ended(NamedTuple):
     """Exit code (124: it did not end in time) and what was printed."""
@@ -71,6 +75,17 @@ def _code(process: subprocess.Popen[bytes], limit_s: float) -> int:
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
         return OUT_OF_TIME
+
+
+def job_over(ended: Ended) -> bool:
+    """Whether a command has failed because the cluster's job that it ran in is at its end: that tells nothing about the run.
+
+    Examples
+    --------
+    >>> job_over(Ended(1, "srun: error: Unable to create step for job 7: Job/step already completing or completed"))
+    True
+    """
+    return bool(ended.code and _JOB_OVER.search(ended.text))
 
 
 def reason(ended: Ended, limit_s: float) -> str:

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import queue
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from mpiddl.clock import now
 from mpiddl.compare.check import Facts
 from mpiddl.compare.grid import Cell, Grid
 from mpiddl.compare.places import Place
-from mpiddl.compare.processes import Ended, reason
+from mpiddl.compare.processes import Ended, job_over, reason
 from mpiddl.compare.store import Store
 from mpiddl.disk import writing
 from mpiddl.errors import MpiddlError
@@ -28,6 +29,7 @@ from mpiddl.version import __version__
 from mpiddl.watch import DIVERGED
 
 VERSIONS = "numpy", "numba"
+JOB_OVER = 75  # EX_TEMPFAIL of sysexits.h: later it may go
 
 
 class Study:
@@ -131,6 +133,9 @@ class Study:
             wall = {"wall": round(now() - began, 3)}
             if outcome.exists() and not ended.code:
                 return {**json.loads(outcome.read_text(encoding="utf-8")), **wall}
+        if job_over(ended):
+            self.say("the job that this runs in is at its end")
+            sys.exit(JOB_OVER)
         if DIVERGED in ended.text:
             return {"diverged": True, **wall}
         words = self.store.keep_words(_file_name(cell), ended.text)
