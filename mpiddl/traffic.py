@@ -47,9 +47,12 @@ class Traffic:
 
     def hosts(self) -> list[dict[str, int]]:
         """For each host the bytes sent and received so far; none if they are not counted. Collective."""
+        return [{"sent": host.sent_bytes, "received": host.received_bytes} for host in self.links()]
+
+    def links(self) -> list[Link]:
+        """For each host what its link has carried so far, packets too; none if that is not counted. Collective."""
         found = self._together().since(self._since).since(self._apart)
-        told = self._comm.allgather({"sent": found.sent_bytes, "received": found.received_bytes} if self._mine else None)
-        return [host for host in told if host]
+        return [Link(*host) for host in self._comm.allgather(tuple(found) if self._mine else None) if host]
 
     def _together(self) -> Link:
         """The counters while all ranks are here: a host that went on would send what others, who read later, count before."""

@@ -112,20 +112,11 @@ class Watch:
         )
 
     def consensus(self, state: State) -> FlatBuffer:
-        """The one model that the ranks stand for: what their strategy says, else theirs if they share it. Collective."""
-        told = self.strategy.model(self.comm, state.strategy, state.params.flat)
-        if told is None:
-            if self.strategy.replicated:
-                return state.params
-            told = self._mean(state.params.flat)
-        model = FlatBuffer(self.model.shapes, state.params.dtype)
-        model.flat[:] = told
-        return model
+        """The one model that the ranks stand for. Collective."""
+        return consensus(self.comm, self.model, self.strategy, state)
 
     def _mean(self, array: np.ndarray) -> np.ndarray:
-        total = array.copy()
-        self.comm.Allreduce(IN_PLACE, total)
-        return total / total.dtype.type(self.comm.size)
+        return _mean(self.comm, array)
 
     def look_back(self, state: State) -> None:
         """Validate the finished model, where ranks ended each at its own pace: they have not met since. Collective."""
@@ -215,6 +206,29 @@ class Watch:
                 f"{type(self.strategy).__name__} promises the same bits on every rank; a model or an update that draws random "
                 "numbers or depends on the rank can do this"
             )
+
+
+def consensus(comm: Comm, model: Any, strategy: Strategy, state: State) -> FlatBuffer:
+    """The one model that the ranks stand for: what their strategy says, else theirs if they share it, else the mean.
+
+    Communication
+    -------------
+    Collective over ``comm``, which is apart from the strategy's: the strategy's, or an all-reduce of the parameters.
+    """
+    told = strategy.model(comm, state.strategy, state.params.flat)
+    if told is None:
+        if strategy.replicated:
+            return state.params
+        told = _mean(comm, state.params.flat)
+    found = FlatBuffer(model.shapes, state.params.dtype)
+    found.flat[:] = told
+    return found
+
+
+def _mean(comm: Comm, array: np.ndarray) -> np.ndarray:
+    total = array.copy()
+    comm.Allreduce(IN_PLACE, total)
+    return total / total.dtype.type(comm.size)
 
 
 def _check_loss(line: dict[str, Any]) -> None:

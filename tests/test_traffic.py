@@ -77,16 +77,17 @@ class Ranks:
         pass
 
     def allgather(self, mine):
-        return [{"sent": 1, "received": 2}, None, mine, None]
+        return [(1, 2, 3, 4), None, mine, None]
 
 
 @pytest.mark.no_mpi
 def test_what_is_aside_is_not_counted():
-    carried = iter([Link(100, 10, 0, 0), Link(150, 20, 0, 0), Link(250, 50, 0, 0), Link(300, 60, 0, 0)])
+    carried = iter([Link(100, 10, 1, 2), Link(150, 20, 3, 4), Link(250, 50, 5, 7), Link(300, 60, 9, 12), Link(300, 60, 9, 12)])
     traffic = Traffic(Ranks(), lambda: next(carried))
     with traffic.aside():
         pass
     assert traffic.hosts() == [{"sent": 1, "received": 2}, {"sent": 100, "received": 20}]
+    assert traffic.links() == [Link(1, 2, 3, 4), Link(100, 20, 6, 7)]
 
 
 @pytest.mark.no_mpi

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mpiddl.cli import collectives, compare, decomposition, delayed, overlap, server, staleness, testbed, tuning
+from mpiddl.cli import collectives, compare, decomposition, delayed, gossip, overlap, server, staleness, testbed, tuning
 from mpiddl.errors import UsageError
 from mpiddl.job import FIELDS, make_job, read_job_file
 from mpiddl.version import __version__
@@ -163,6 +163,7 @@ def bench() -> None:
 collectives.add_to(bench)
 bench.add_command(overlap.overlap)
 bench.add_command(delayed.delayed)
+bench.add_command(gossip.gossip)
 bench.add_command(server.server)
 bench.add_command(staleness.staleness)
 mpiddl.add_command(testbed.testbed)

@@ -1,4 +1,4 @@
-"""What options of several commands take: numbers of bytes as people write them, lists of counts, and seconds."""
+"""What options of several commands take: numbers of bytes as people write them, lists of counts and shares, and seconds."""
 
 from __future__ import annotations
 
@@ -36,6 +36,17 @@ def read_counts(context: click.Context, parameter: click.Parameter, value: str) 
     if not counts or min(counts) < 1:
         raise UsageError(f"{parameter.name}: got {value!r}, wanted whole numbers from 1, separated by commas")
     return counts
+
+
+def read_shares(context: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
+    """Numbers between 0 and 1, separated by commas: the callback of an option."""
+    try:
+        shares = tuple(float(part) for part in value.split(",") if part)
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise UsageError(f"{parameter.name}: got {value!r}, wanted numbers between 0 and 1, separated by commas")
+    return shares
 
 
 def read_seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
