@@ -12,7 +12,7 @@ from mpiddl.cli.sizes import read_counts, read_shares
 
 STRATEGIES = (
     "gossip@0.2",
-    "gossip-adaptive:graph=complete,period=5,traffic=0.5,outer=0.5@0.15",
+    "gossip-adaptive:graph=complete,period=5,traffic=0.067,outer=0.5@0.15",
     "gossip:graph=complete,period=15,outer=0.5@0.15",
     "gossip-scheduled:graph=complete,share=0.067,outer=0.5@0.15",
     "gossip-adaptive:trigger=norm,threshold=slope,theta=12,tensors=1,graph=ring@0.1",
