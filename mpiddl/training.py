@@ -210,7 +210,8 @@ def _finish(link: Any, control: Any, session: Session, state: State, watch: Watc
     strategy.finish(link, state.strategy, state.replica)
     watch.check_replicas(state)
     if not strategy.replicated:
-        control.Bcast(state.params.flat, 0)  # `finish` leaves one model; rank 0's is the one that counts
+        with watch.metrics.traffic.aside():
+            control.Bcast(state.params.flat, 0)  # `finish` leaves one model; rank 0's is the one that counts
     if session.folder and not cut:
         manifest = watch.save(state, finished=True)
     return manifest
