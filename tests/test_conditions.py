@@ -9,6 +9,7 @@ import pytest
 from test_strategies_clients import JOB, weights
 
 import mpiddl
+import mpiddl.models
 from mpiddl.conditions import Conditions
 from mpiddl.errors import CommError, UsageError
 from mpiddl.job import read_drop, read_slow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mpiddl.kernels.meet import FLAGS, meet
 from mpiddl.kernels.node_copy_sum import node_copy_sum
-from mpiddl.kernels.node_read_sum import FAILED, UNREAD, WORDS, node_read_sum
+from mpiddl.kernels.node_read_sum import FAILED, UNREAD, WORDS, node_read_sum, slice_of
 from mpiddl.kernels.node_sum import BLOCK_BYTES, node_sum
 from mpiddl.kernels.remote import VECTORS
 
@@ -167,42 +167,60 @@ def test_sums_through_stages_are_numpys_bit_for_bit(count, dtype, in_place):
             assert in_place or source.tobytes() == before.tobytes()
 
 
+def reads(sources, parts, bounds, origins, gather, who, told, ranks, piece=64):
+    """A call of `node_read_sum` for every rank; in one process, which may read itself."""
+    count, dtype = len(sources), sources[0].dtype
+    return [
+        functools.partial(node_read_sum, sources[rank], parts[rank], bounds[rank], bounds[rank + 1], origins[rank], gather[rank],
+                          addresses(told), who[rank], np.empty((count, piece), dtype), np.empty(count, np.int64),
+                          np.empty(VECTORS, np.int64), *ranks[rank])
+        for rank in range(count)
+    ]  # fmt: skip
+
+
+def slices(n, itemsize, count):
+    return [slice_of(n, itemsize, rank, count) for rank in range(count + 1)]
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_sums_of_what_is_read_are_numpys_bit_for_bit(count, dtype, in_place):
-    piece, ranks = 64, places(count)
-    told = [np.zeros(WORDS, np.int64) for _ in range(count)]
-    mine = np.full(count, os.getpid(), np.int32)  # ranks in one process, which may read itself
-    for n in (1, count, 16 * count - 1, 33 * count, 7 * piece * count + 5, 0, 3):
+    ranks, told = places(count), [np.zeros(WORDS, np.int64) for _ in range(count)]
+    who = [np.full(count, os.getpid(), np.int32)] * count
+    for n in (1, count, 16 * count - 1, 33 * count, 7 * 64 * count + 5, 0, 3):
         sources = inputs_of(count, n, dtype, 1)
         wanted = functools.reduce(np.add, sources)
         kept = [source.copy() for source in sources]
         results = sources if in_place else [np.zeros(n + 1, dtype)[1:] for _ in sources]
-        take_turns(
-            [
-                functools.partial(node_read_sum, source, result, addresses(told), mine, np.empty((count, piece), dtype),
-                                  np.empty(count, np.int64), np.empty(VECTORS, np.int64), *rank)
-                for source, result, rank in zip(sources, results, ranks, strict=True)
-            ]
-        )  # fmt: skip
+        bounds = slices(n, sources[0].itemsize, count)
+        take_turns(reads(sources, results, bounds, [0] * count, [True] * count, who, told, ranks))
         for source, result, before in zip(sources, results, kept, strict=True):
             assert result.tobytes() == wanted.tobytes()
             assert in_place or source.tobytes() == before.tobytes()
     assert not any(state[UNREAD] for _, state, _, _ in ranks)
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("root", [0, 1, None])
+def test_one_rank_gathers_or_none_does(count, root):
+    n, dtype, ranks, told = 1003, "float32", places(count), [np.zeros(WORDS, np.int64) for _ in range(count)]
+    sources, bounds = inputs_of(count, n, dtype, 1), slices(n, 4, count)
+    wanted = functools.reduce(np.add, sources)
+    gather = [rank == root for rank in range(count)]
+    origins = [0 if gather[rank] else bounds[rank] for rank in range(count)]
+    parts = [np.zeros(n if gather[rank] else bounds[rank + 1] - bounds[rank], dtype) for rank in range(count)]
+    who = [np.full(count, os.getpid(), np.int32)] * count
+    take_turns(reads(sources, parts, bounds, origins, gather, who, told, ranks))
+    for rank, part in enumerate(parts):
+        assert part.tobytes() == (wanted if gather[rank] else wanted[bounds[rank] : bounds[rank + 1]]).tobytes()
+
+
 def test_what_cannot_be_read_is_known_to_all_and_nobody_waits():
     count, dtype, ranks = 3, "float32", places(3)
     told = [np.zeros(WORDS, np.int64) for _ in range(count)]
     sources, results = inputs_of(count, 100, dtype, 1), [np.zeros(100, dtype) for _ in range(count)]
-    others = [np.full(count, os.getpid() if rank != 1 else -1, np.int32) for rank in range(count)]
-    take_turns(
-        [
-            functools.partial(node_read_sum, source, result, addresses(told), who, np.empty((count, 64), dtype),
-                              np.empty(count, np.int64), np.empty(VECTORS, np.int64), *rank)
-            for source, result, who, rank in zip(sources, results, others, ranks, strict=True)
-        ]
-    )  # fmt: skip
+    who = [np.full(count, os.getpid() if rank != 1 else -1, np.int32) for rank in range(count)]
+    take_turns(reads(sources, results, slices(100, 4, count), [0] * count, [True] * count, who, told, ranks))
     assert [bool(one[FAILED]) for one in told] == [False, True, False]
     assert all(state[UNREAD] for _, state, _, _ in ranks)

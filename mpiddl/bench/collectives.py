@@ -163,8 +163,9 @@ def _reduce_scatter(comm: Any, source: np.ndarray, plans: list[TwoStep]) -> dict
     begin, end = block_bounds(source.size, comm.size, comm.rank)
     result, whole = np.zeros(end - begin, source.dtype), np.zeros_like(source)
     counts = [last - first for first, last in (block_bounds(source.size, comm.size, rank) for rank in range(comm.size))]
-    found = {LIBRARY: Contender(lambda: comm.raw.Reduce_scatter(source, result, counts)),
-             "ring": _ours(comm, lambda: calls.reduce_scatter(comm, source, result))}
+    found = {LIBRARY: Contender(lambda: comm.raw.Reduce_scatter(source, result, counts))}
+    for algorithm in ("read", "ring") if readable(comm) else ("ring",):
+        found[algorithm] = _ours(comm, partial(calls.reduce_scatter, comm, source, result, algorithm=algorithm))
     comm.raw.Allreduce(source, whole)
     for name, contender in found.items():
         result[:] = 0
