@@ -171,9 +171,9 @@ def reads(sources, parts, bounds, origins, gather, who, told, ranks, piece=64):
     """A call of `node_read_sum` for every rank; in one process, which may read itself."""
     count, dtype = len(sources), sources[0].dtype
     return [
-        functools.partial(node_read_sum, sources[rank], parts[rank], bounds[rank], bounds[rank + 1], origins[rank], gather[rank],
-                          addresses(told), who[rank], np.empty((count, piece), dtype), np.empty(count, np.int64),
-                          np.empty(VECTORS, np.int64), *ranks[rank])
+        functools.partial(node_read_sum, sources[rank], parts[rank], bounds[rank], bounds[rank + 1], origins[rank],
+                          gather[rank], addresses(told), who[rank], np.empty((count, piece), dtype),
+                          np.empty(count, np.int64), np.empty(VECTORS, np.int64), *ranks[rank])
         for rank in range(count)
     ]  # fmt: skip
 
