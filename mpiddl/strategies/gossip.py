@@ -5,7 +5,7 @@ average; ``pull`` and ``push`` have each rank hear from one and be heard by anot
 stochastic, until not all take part (`mpiddl.strategies.gossip_adaptive`) or ranks go at their own pace
 (`mpiddl.strategies.own_pace`).
 Cost: a round, V bytes sent and V received by a rank, whatever their number (momentum=average: times one plus the optimiser's
-moments); of the complete graph, 2(P-1)/P V. At the end, and every ``average`` steps, an all-reduce of V.
+moments); of the complete graph, 2(P-1)/P V, or less by ``bits``. At the end, and every ``average`` steps, an all-reduce of V.
 Sources: gossiping SGD, Jin et al. 2016, arXiv:1611.04581, section 3; with doubly stochastic weights D-PSGD, Lian et al., NIPS
 2017, arXiv:1705.09056, algorithm 1 [interpretation: mixed after the update, not before it]; momentum that is mixed, Yu et
 al., ICML 2019, arXiv:1905.03817; slow momentum over gossip, Wang et al., ICLR 2020, arXiv:1910.00643 [interpretation: a step
@@ -25,6 +25,7 @@ from mpiddl.errors import UsageError
 from mpiddl.strategies.averages import average
 from mpiddl.strategies.base import Replica, Step, Strategy, brief, check_numbers
 from mpiddl.strategies.exchange import blend
+from mpiddl.strategies.few_bits import check_bits, few_bits_average, few_bits_state, few_bits_taken
 from mpiddl.strategies.graphs import (
     COMPLETE,
     DIRECTIONS,
@@ -68,6 +69,8 @@ class Gossip(Strategy):
         Of the graph's random orders.
     pace : str
         Ranks take their steps ``together``, or each at its ``own`` pace.
+    bits : int
+        8, 4 or 2: of a number, where averages are sent in so few (`mpiddl.strategies.few_bits`); 0: all of them.
     """
 
     graph: Any = EXPONENTIAL
@@ -78,6 +81,7 @@ class Gossip(Strategy):
     average: int = 0
     seed: int = 0
     pace: str = TOGETHER
+    bits: int = 0
     replicated = False
 
     def __post_init__(self) -> None:
@@ -96,6 +100,12 @@ class Gossip(Strategy):
         check_outer(self.outer)
         if self.pace == OWN_PACE and (self.average or self.momentum != OWN):
             raise UsageError("pace: got own beside average or momentum, wanted ranks that step together for these")
+        check_bits(self.bits)
+        wanted = {"graph": COMPLETE, "direction": SYMMETRIC, "momentum": OWN, "pace": TOGETHER}
+        other = [name for name, value in wanted.items() if getattr(self, name) != value]
+        if self.bits and other:
+            named = getattr(self, other[0]) if isinstance(getattr(self, other[0]), str) else "weights"
+            raise UsageError(f"bits: got {self.bits} beside {other[0]}={named}, wanted {other[0]}={wanted[other[0]]} for it")
 
     def __repr__(self) -> str:
         return brief(self, "graph")
@@ -107,7 +117,7 @@ class Gossip(Strategy):
         check(self.graph, size, self.symmetric)
 
     def init(self, comm: Comm, replica: Replica) -> Any:
-        return {"exchanges": 0, **slow_state(replica.params, self.outer)}
+        return {"exchanges": 0, **slow_state(replica.params, self.outer), **few_bits_state(comm, replica.params, self.bits)}
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
         done, number = step.index + 1, self.rounds(step.index, step.steps)
@@ -149,7 +159,10 @@ class Gossip(Strategy):
         """Mix what this rank takes part in; `taken` follows."""
         if not near.uniform:
             self.begin(state, replica.params, part)
-        self.blend(comm, replica, near, part)
+        if self.bits:
+            few_bits_average(comm, state, replica.params, self.bits)
+        else:
+            self.blend(comm, replica, near, part)
         if near.uniform:
             self.begin(state, replica.params, part)
 
@@ -167,6 +180,7 @@ class Gossip(Strategy):
         """What follows an exchange of a part, ``index`` steps having been done."""
         state["exchanges"] += 1
         slow_end(state, params, self.outer, part)
+        few_bits_taken(state, params)
 
     def wants(self, state: Any, params: np.ndarray, step: Step) -> bool:
         """Whether a rank that goes at its own pace wants to exchange parameters after ``step``."""

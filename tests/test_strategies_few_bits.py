@@ -1,0 +1,187 @@
+"""Averages in few bits: codes and what they lose, the mean by two steps, gossip that sends so, and its bytes."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from mpiddl.kernels.quantise import BLOCK, MIDDLES, add_quantised, quantise
+from test_strategies_clients import JOB, on_virtual_ranks, weights
+from test_strategies_gossip import SIZE, mixed, walks
+
+from mpiddl.collectives.mean_quantised import mean_quantised, owned
+from mpiddl.errors import ConvergenceError, UsageError
+from mpiddl.strategies import Gossip, GossipAdaptive, make_strategy
+from mpiddl.transport import virtual
+
+LENGTHS = [0, 1, 3, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7]
+LOST = {8: 1e-3, 4: 0.03, 2: 0.14}
+"""At most, of the sum of squares of normal numbers."""
+
+each_bits = pytest.mark.parametrize("bits", MIDDLES)
+virtually = pytest.mark.no_mpi
+
+
+def sent(values, bits):
+    """What arrives of ``values``, and what is left of them."""
+    left, arrived = values.copy(), np.zeros_like(values)
+    scales, codes = np.full(-(-values.size // BLOCK), 7, np.float32), np.full(-(-values.size * bits // 8), 255, np.uint8)
+    quantise(left, scales, codes, bits)
+    add_quantised(arrived, scales, codes, bits)
+    return arrived, left
+
+
+def normal(*shape, dtype=np.float64):
+    return np.random.default_rng(shape).standard_normal(shape).astype(dtype)
+
+
+@virtually
+@each_bits
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("count", LENGTHS)
+def test_what_does_not_arrive_is_left(count, dtype, bits):
+    values = normal(count, dtype=dtype)
+    arrived, left = sent(values, bits)
+    np.testing.assert_allclose(arrived + left, values, atol=8 * np.finfo(dtype).eps)
+    for begin in range(0, count, BLOCK):
+        part = slice(begin, begin + BLOCK)
+        assert len(np.unique(arrived[part])) <= 2**bits
+        if bits > 2:
+            assert abs(left[part]).max() <= abs(values[part]).max() / MIDDLES[bits] * 0.5001
+    if count > BLOCK:
+        assert left @ left < LOST[bits] * (values @ values)
+
+
+@virtually
+@each_bits
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_next_to_nothing_are_kept_and_such_as_are_none_arrive_as_none(dtype, bits):
+    values = normal(4 * BLOCK, dtype=dtype)
+    values[:BLOCK] = 0
+    values[BLOCK : 2 * BLOCK] = np.finfo(dtype).smallest_subnormal * 3
+    arrived, left = sent(values, bits)
+    assert not arrived[: 2 * BLOCK].any() and left[: 2 * BLOCK].tobytes() == values[: 2 * BLOCK].tobytes()
+    for bad in (np.nan, np.inf, -np.inf):
+        values[2 * BLOCK + 5] = bad
+        arrived, left = sent(values, bits)
+        assert np.isnan(arrived).reshape(4, BLOCK).all(axis=1).tolist() == [False, False, True, False]
+        assert np.isfinite(arrived[3 * BLOCK :]).all()
+    assert np.isnan(sent(np.full(3, 1e300), bits)[0]).all()  # beyond what a scale can tell
+
+
+def means(comm, count, bits, dtype, rounds=3):
+    """Each round's mean, and what is kept after the last."""
+    part = owned(count, comm.size, comm.rank)
+    unsent, owed, found = np.zeros(count, dtype), np.zeros(part.stop - part.start, dtype), []
+    for number in range(rounds):
+        unsent += draw(count, comm.rank, number, dtype)
+        mean = np.full(count, 9, dtype)
+        mean_quantised(comm, unsent, owed, mean, bits)
+        found.append(mean)
+    return np.array(found), unsent, owed, part
+
+
+def draw(count, rank, number, dtype):
+    return np.random.default_rng([rank, number]).standard_normal(count).astype(dtype)
+
+
+@virtually
+@each_bits
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("count", LENGTHS)
+def test_nothing_is_lost_for_good_and_all_have_the_same(size, count, bits):
+    found = virtual.run(size, lambda comm: means(comm, count, bits, np.float64))
+    given = np.sum([draw(count, rank, number, float) for rank in range(size) for number in range(3)], axis=0)
+    kept = np.sum([unsent for _, unsent, _, _ in found], axis=0)
+    for *_, owed, part in found:
+        kept[part] += size * owed
+    assert len({each.tobytes() for each, *_ in found}) == 1
+    np.testing.assert_allclose(size * found[0][0].sum(axis=0) + kept, given, atol=1e-12)
+
+
+@pytest.mark.mpi
+@each_bits
+@pytest.mark.parametrize("count", [3, 5 * BLOCK + 7])
+def test_real_ranks_have_the_bits_of_virtual_ones(comm, count, bits):
+    real = means(comm, count, bits, np.float32)
+    imagined = virtual.run(comm.size, lambda one: means(one, count, bits, np.float32))[comm.rank]
+    for mine, other in zip(real[:3], imagined[:3], strict=True):
+        assert mine.tobytes() == other.tobytes()
+
+
+@virtually
+@each_bits
+def test_bytes_are_those_of_codes_and_scales(bits):
+    steps, given = 20, lambda rank, step: draw(2 * BLOCK + 10, rank, step, np.float32)
+    found = mixed(Gossip("complete", period=5, bits=bits), 4, steps, given)
+    whole, rest = 4 + BLOCK * bits // 8, 4 + -(-10 * bits // 8)
+    wanted = [3 * each + (2 * whole + rest - each) for each in (whole, whole, rest, 0)]  # ranks 0 to 2 own a block each
+    final = 2 * 3 * 4 * (2 * BLOCK + 10) // 4
+    assert [meter.bytes for *_, meter in found] == [steps // 5 * each + final for each in wanted]
+
+
+@virtually
+@pytest.mark.parametrize("name", ["gossip:period=3", "gossip:period=3,outer=0.5", "gossip-adaptive:theta=0.4",
+                                  "gossip-scheduled:share=0.3"])  # fmt: skip
+def test_ranks_agree_and_are_near_to_those_that_send_all_bits(name):
+    def given(rank, step):  # all begin alike
+        return walks()(rank if step else 0, step)
+
+    exact, near = (mixed(make_strategy(f"{name},graph=complete,{more}"), 5, 60, given) for more in ("", "bits=8"))
+    assert len({final.tobytes() for _, final, *_ in near}) == 1
+    assert 0 < np.linalg.norm(near[0][1] - exact[0][1]) < 0.05 * np.sqrt(SIZE)
+    if "gossip:" in name:
+        assert len({seen[59].tobytes() for seen, *_ in near}) == 1  # the last step is that of an average
+
+
+@virtually
+def test_one_rank_does_as_with_all_bits():
+    one, other = (mixed(Gossip("complete", bits=bits), 1, 9, walks())[0][0].tobytes() for bits in (0, 2))
+    assert one == other
+
+
+@virtually
+@pytest.mark.parametrize("name", ["gossip:graph=complete,period=3,bits=4",
+                                  "gossip-adaptive:graph=complete,traffic=0.3,bits=8,outer=0.3"])  # fmt: skip
+def test_they_learn_and_go_on_after_a_kill_as_if_it_had_not_been(tmp_path, name):
+    settings = {"out": tmp_path, "checkpoint_every": 30}
+    straight = on_virtual_ranks(3, make_strategy(name), **settings)
+    for kept in sorted((tmp_path / "checkpoints").glob("step-*"))[1:]:
+        shutil.rmtree(kept)
+    resumed = on_virtual_ranks(3, make_strategy(name), **settings, resume=True)
+    assert len({weights(result).tobytes() for result in straight + resumed}) == 1
+    assert resumed[0].summary["test_accuracy"] > 0.6
+
+
+@virtually
+def test_a_number_that_is_none_ends_training():
+    def given(rank, step):
+        return np.where((rank == 1) & (step == 3) & (np.arange(SIZE) == 7), np.nan, 0.1)
+
+    assert all(np.isnan(final).all() for _, final, *_ in mixed(Gossip("complete", bits=4), 3, 6, given))
+    with pytest.raises(ConvergenceError):
+        on_virtual_ranks(2, Gossip("complete", bits=4), **{**JOB, "rate": 1e12})
+
+
+@virtually
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gossip:graph=complete,bits=3", "bits: got 3, wanted 8, 4, 2, or 0 for all of them"),
+        ("gossip:bits=4", "bits: got 4 beside graph=exponential, wanted graph=complete for it"),
+        ("gossip:graph=complete,bits=4,direction=push", "bits: got 4 beside direction=push, wanted direction=symmetric"),
+        ("gossip:graph=complete,bits=4,momentum=average", "bits: got 4 beside momentum=average, wanted momentum=own"),
+        ("gossip-scheduled:graph=complete,bits=4,pace=own", "bits: got 4 beside pace=own, wanted pace=together"),
+        ("gossip-adaptive:graph=complete,bits=4,tensors=1", "bits: got 4 beside tensors=1, wanted tensors=0"),
+    ],
+)
+def test_what_makes_no_sense(name, message):
+    with pytest.raises(UsageError, match=message):
+        make_strategy(name)
+
+
+@virtually
+def test_weights_of_ones_own_need_all_bits():
+    with pytest.raises(UsageError, match="bits: got 8 beside graph=weights, wanted graph=complete"):
+        GossipAdaptive(np.full((3, 3), 1 / 3), bits=8)
