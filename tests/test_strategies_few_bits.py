@@ -7,9 +7,10 @@ import shutil
 import numpy as np
 import pytest
 from mpiddl.kernels.quantise import BLOCK, MIDDLES, add_quantised, quantise
-from test_strategies_clients import JOB, on_virtual_ranks, weights
+from test_strategies_clients import JOB, distance, on_virtual_ranks, weights
 from test_strategies_gossip import SIZE, mixed, walks
 
+import mpiddl
 from mpiddl.collectives.mean_quantised import mean_quantised, owned
 from mpiddl.errors import ConvergenceError, UsageError
 from mpiddl.strategies import Gossip, GossipAdaptive, make_strategy
@@ -185,3 +186,12 @@ def test_what_makes_no_sense(name, message):
 def test_weights_of_ones_own_need_all_bits():
     with pytest.raises(UsageError, match="bits: got 8 beside graph=weights, wanted graph=complete"):
         GossipAdaptive(np.full((3, 3), 1 / 3), bits=8)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["gossip:graph=complete,period=2,bits=2,outer=0.3",
+                                  "gossip-adaptive:graph=complete,theta=0.05,bits=8"])  # fmt: skip
+def test_on_real_ranks_as_on_virtual_ones(comm, name):
+    few = {**JOB, "max_steps": 25}
+    real = mpiddl.train("mlp", "digits", comm=comm, strategy=name, **few)
+    assert distance(weights(real), weights(on_virtual_ranks(comm.size, make_strategy(name), **few)[0])) < 1e-9
