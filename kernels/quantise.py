@@ -47,7 +47,7 @@ def add_quantised(values, scales, codes, bits):
 @kernel
 def _quantise(values, words, magnitude, scales, codes, bits, middle):
     whole = np.empty(BLOCK, np.uint8)
-    zero, top = middle - middle, middle + middle
+    zero, last = middle - middle, np.int32(middle + middle)
     word = np.empty(1, words.dtype)
     for block in range(scales.size):
         begin, end = block * BLOCK, min((block + 1) * BLOCK, values.size)
@@ -65,10 +65,11 @@ def _quantise(values, words, magnitude, scales, codes, bits, middle):
             scales[block] = scale
             step = values.dtype.type(scale)
             inverse = values.dtype.type(1) / step if scale > 0 else zero
-            for i in range(end - begin):
-                code = min(max(np.rint(values[begin + i] * inverse + middle), zero), top)
-                values[begin + i] -= (code - middle) * step
-                whole[i] = np.uint8(np.int32(code))
+            part = values[begin:end]
+            for i in range(part.size):
+                code = min(max(np.int32(np.rint(part[i] * inverse + middle)), np.int32(0)), last)
+                part[i] -= (values.dtype.type(code) - middle) * step
+                whole[i] = np.uint8(code)
         _pack(whole, end - begin, codes, begin * bits // 8, bits)
 
 
@@ -79,16 +80,17 @@ def _add(values, scales, codes, bits, middle):
         begin, end = block * BLOCK, min((block + 1) * BLOCK, values.size)
         _unpack(whole, end - begin, codes, begin * bits // 8, bits)
         step = values.dtype.type(scales[block])
-        for i in range(end - begin):
-            values[begin + i] += (values.dtype.type(whole[i]) - middle) * step
+        part = values[begin:end]
+        for i in range(part.size):
+            part[i] += (values.dtype.type(whole[i]) - middle) * step
 
 
 @inlined
 def _largest(words, begin, end, magnitude):
     """As a bit pattern, by which NaN and infinity are larger than all numbers."""
-    largest = magnitude & words.dtype.type(0)
-    for i in range(begin, end):
-        largest = max(largest, words[i] & magnitude)
+    largest, part = words.dtype.type(0), words[begin:end]
+    for i in range(part.size):
+        largest = max(largest, part[i] & magnitude)
     return largest
 
 
@@ -114,8 +116,7 @@ def _pack(whole, count, codes, at, bits):
     for i in range(count, -(-count // each) * each):
         whole[i] = 0
     if bits == 8:
-        for i in range(count):
-            codes[at + i] = whole[i]
+        codes[at : at + count] = whole[:count]
     elif bits == 4:
         for i in range((count + 1) // 2):
             codes[at + i] = whole[2 * i] | whole[2 * i + 1] << 4
@@ -128,8 +129,7 @@ def _pack(whole, count, codes, at, bits):
 def _unpack(whole, count, codes, at, bits):
     """What `_pack` has packed."""
     if bits == 8:
-        for i in range(count):
-            whole[i] = codes[at + i]
+        whole[:count] = codes[at : at + count]
     elif bits == 4:
         for i in range((count + 1) // 2):
             whole[2 * i], whole[2 * i + 1] = codes[at + i] & 15, codes[at + i] >> 4
