@@ -6,6 +6,7 @@ a file, and one that is killed loses nothing but what it was at. A line that can
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -61,7 +62,8 @@ class Journal:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 line = line if file.read(1) == b"\n" else b"\n" + line  # somebody was killed in the middle of a line
-            file.write(line)
+            if (written := file.write(line)) < len(line):  # a disk that is nearly full takes a part, and says nothing
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, after {written} of {len(line)} bytes")
             os.fsync(file.fileno())
         self._found[_key(settings)] = dict(outcome)
 
