@@ -26,6 +26,9 @@ from mpiddl.errors import UsageError
 WANTED = ("wall",)
 """What every line has: how long the run took as a whole. It has an ``error``, or it is what `mpiddl.compare.cell` told."""
 
+RESULT = {"accuracy": (int, float), "seconds": (int, float), "bytes": (int, float), "samples": (int, float), "curve": (list,)}
+"""What a result has at the least, of which kind."""
+
 
 class Store:
     """Outcomes by the settings of their cells.
@@ -86,8 +89,9 @@ class Store:
         return sum(map(len, (self._journal, *self._others.values())))
 
     def find(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The outcome of a cell, rather one that did not fail; None if there is none."""
-        found = [outcome for journal in (self._journal, *self._others.values()) if (outcome := journal.find(settings))]
+        """The outcome of a cell, rather one that did not fail; None if there is none, or none that is whole."""
+        found = [outcome for journal in (self._journal, *self._others.values())
+                 if (outcome := journal.find(settings)) and _whole(outcome)]  # fmt: skip
         return next((outcome for outcome in found if not outcome.get("error")), found[0] if found else None)
 
     def add(self, settings: Mapping[str, Any], outcome: Mapping[str, Any]) -> None:
@@ -107,8 +111,11 @@ class Store:
         path = self.folder / name
         aside = path.with_name(f".{name}.{uuid.uuid4().hex}")  # several may write at once, from several machines
         with writing(path):
-            aside.write_bytes(content.encode() if isinstance(content, str) else content)
-            aside.replace(path)
+            try:
+                aside.write_bytes(content.encode() if isinstance(content, str) else content)
+                aside.replace(path)
+            finally:
+                aside.unlink(missing_ok=True)
         return path
 
     def before(self) -> dict[str, Any]:
@@ -137,3 +144,10 @@ class Store:
             self.open()
         assert self._own is not None
         return self._own
+
+
+def _whole(outcome: Mapping[str, Any]) -> bool:
+    """Whether a report can be made of it: somebody may have been at the file."""
+    if outcome.get("error") or outcome.get("diverged"):
+        return True
+    return all(isinstance(outcome.get(name), kind) for name, kind in RESULT.items())

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -29,6 +30,9 @@ from mpiddl.version import __version__
 from mpiddl.watch import DIVERGED
 
 VERSIONS = "numpy", "numba"
+LONGEST = 100
+"""Letters of a label in the name of a file."""
+
 JOB_OVER = 75  # EX_TEMPFAIL of sysexits.h: later it may go
 
 
@@ -143,14 +147,13 @@ class Study:
 
     def _tell_changes(self, before: Mapping[str, Any]) -> None:
         """Which settings differ from those of the last comparison in this folder."""
-        train = {**before.get("train", {})}
+        train, versions = ({**found} if isinstance(found := before.get(name), dict) else {} for name in ("train", "versions"))
         changes = [f"{name} {train.get(name, 'as usual')} -> {self.grid.train.get(name, 'as usual')}"
                    for name in sorted({*train, *self.grid.train}) if train.get(name) != self.grid.train.get(name)]
         budget = None if self.grid.budget is None else list(self.grid.budget)
         changes += [f"budget {before.get('budget')} -> {budget}"] if before.get("budget") != budget else []
         changes += [f"{before.get('place')} -> {self.place.about}"] if before.get("place") != self.place.about else []
         changes += ["the data"] if before.get("data") != self.facts.data else []
-        versions = before.get("versions", {})
         changes += [f"{name} {versions.get(name)} -> {version}" for name, version in self.versions.items()
                     if versions.get(name) != version]  # fmt: skip
         if changes:
@@ -183,5 +186,7 @@ def result(outcome: Mapping[str, Any]) -> str:
 
 
 def _file_name(cell: Cell) -> str:
-    """Of letters, digits and dashes."""
-    return "".join(letter if letter.isalnum() else "-" for letter in f"{cell.contender.label} {cell.workers} {cell.seed}")
+    """Of letters, digits and dashes, short enough for any disk; labels that differ in other signs have each their own."""
+    label = cell.contender.label
+    plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in label)
+    return f"{plain[:LONGEST]}-{cell.workers}-{cell.seed}-{zlib.crc32(label.encode()):08x}"
