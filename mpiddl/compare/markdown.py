@@ -8,18 +8,18 @@ from mpiddl.compare.document import Block, Code, Heading, Items, Paragraph, Tabl
 
 
 def render(blocks: Sequence[Block]) -> str:
-    """The text of the file."""
+    """The text of the file; what would be HTML is shown as it is written."""
     return "\n\n".join(map(_block, blocks)) + "\n"
 
 
 def _block(block: Block) -> str:
     match block:
         case Heading(text, level):
-            return f"{'#' * level} {text}"
+            return f"{'#' * level} {_text(text)}"
         case Paragraph(text):
-            return text
+            return _text(text)
         case Items(texts, answer):
-            first, *rest = texts
+            first, *rest = map(_text, texts)
             return "\n".join([f"- **{first}**" if answer else f"- {first}", *(f"- {text}" for text in rest)])
         case Table(heads, rows, marked):
             lines = [_line(heads), _line(["---"] * len(heads))]
@@ -33,4 +33,8 @@ def _block(block: Block) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(_text(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _text(text: str) -> str:
+    return text.replace("<", chr(92) + "<")

@@ -104,10 +104,10 @@ def reason(ended: Ended, limit_s: float) -> str:
     if ended.code == OUT_OF_TIME:
         return f"not over after {limit_s:g} s (limit in [compare])"
     if errors := _ERROR.findall(ended.text):
-        return str(errors[-1][:MOST_WORDS])
+        return _shown(errors[-1])[:MOST_WORDS]
     for pattern, words in _GONE:
         if found := pattern.search(ended.text):
-            return words.format(*found.groups())[:MOST_WORDS]
+            return _shown(words.format(*found.groups()))[:MOST_WORDS]
     if number := _signal(ended.code):
         return f"ended by signal {number}" + " (out of memory?)" * (number == signal.SIGKILL)
     lines = [line for text in ended.text.splitlines() if any(map(str.isalnum, line := _shown(text)))]

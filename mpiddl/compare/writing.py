@@ -10,7 +10,7 @@ from typing import Any
 from mpiddl.bench.output import environment
 from mpiddl.compare import markdown, page, plots
 from mpiddl.compare.advice import Advice, advise
-from mpiddl.compare.document import Items, report
+from mpiddl.compare.document import report
 from mpiddl.compare.figures import rows
 from mpiddl.compare.grid import Cell, as_plain
 from mpiddl.compare.study import Study
@@ -40,8 +40,8 @@ def write_report(study: Study, command: str) -> tuple[list[Advice], Path]:
         store.write(picture.name, picture.png)
     told = {"comparison": as_plain(grid), "place": study.place.about, "environment": environment(), "rows": figures,
             "advice": [each._asdict() for each in advice],
-            "runs": [{"strategy": cell.contender.label, "workers": cell.workers, "seed": cell.seed, **outcome}
-                     for cell, outcome in found.items()]}  # fmt: skip
+            "runs": [{**outcome, "strategy": cell.contender.label, "workers": cell.workers, "seed": cell.seed,
+                      "in_full": outcome.get("strategy")} for cell, outcome in found.items()]}  # fmt: skip
     store.write("report.json", json.dumps(told, indent=1) + "\n")
     store.write("report.md", markdown.render(blocks))
     return advice, store.write("report.html", page.render(blocks))
@@ -50,7 +50,7 @@ def write_report(study: Study, command: str) -> tuple[list[Advice], Path]:
 def spoken(advice: Advice, several: bool) -> str:
     """An advice as lines for a terminal."""
     first = f"{advice.workers} workers:\n" if several else ""
-    return first + markdown.render([Items(advice.reasons)])
+    return first + "".join(f"- {reason}\n" for reason in advice.reasons)
 
 
 def _about(study: Study, found: Mapping[Cell, Mapping[str, Any]]) -> dict[str, str]:
