@@ -45,7 +45,7 @@ NOT_SHARED = {"strategy": "strategies", "seed": "seeds", "simulate": "--simulate
 OWN = "optimiser", "rate", "momentum", "weight_decay", "clip", "schedule", "warmup", "step_epochs", "step_factor", "scale_rate"
 """Settings that a strategy may have to itself: how it steps. What is learnt, and how much of it, is the same for all."""
 
-MOST_WORKERS, MOST_SEEDS, MOST_CELLS = 1024, 1000, 100_000
+MOST_CONTENDERS, MOST_WORKERS, MOST_SEEDS, MOST_CELLS = 100, 1024, 1000, 100_000
 
 
 class Contender(NamedTuple):
@@ -120,7 +120,9 @@ class Grid:
         if kind == "bytes":
             return {"max_bytes": int(amount)}
         batch = int(shared.get("batch", FIELDS["batch"].default))
-        return {"epochs": ceil(amount / train_rows), "max_steps": max(1, round(amount / batch))}
+        whole, rest = divmod(amount, train_rows)  # an epoch's last batch may be a small one
+        steps = int(whole) * ceil(train_rows / batch) + round(rest / batch)
+        return {"epochs": ceil(amount / train_rows), "max_steps": max(1, steps)}
 
     def shared_job(self) -> Job:
         """The settings that all runs share, resolved."""
@@ -163,7 +165,7 @@ def make_grid(train: Mapping[str, Any], asked: Mapping[str, Any], workers: Seque
             raise UsageError(f"{name}: got it in [train], wanted {instead}, by which the comparison sets it")
     job = make_job(train)
     contenders = _contenders(asked, train)
-    counts = tuple(workers) or _counts("workers", asked.get("workers", 4))
+    counts = _counts("workers", list(workers) or asked.get("workers", 4))
     target = _number("target", asked.get("target", 0.0), 0.0, 1.0)
     if target and not job.validation:
         raise UsageError("target: got one without validation rows, wanted validation above 0 in [train]")
@@ -183,11 +185,13 @@ def _contenders(asked: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Con
     entries = asked.get("strategies")
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"strategies: got {'none' if not entries else repr(entries)}, wanted a list of one or more names")
+    if len(entries) > MOST_CONTENDERS:
+        raise UsageError(f"strategies: got {len(entries)}, wanted at most {MOST_CONTENDERS}: nobody reads more")
     found: dict[str, Contender] = {}
     for entry in entries:
         contender = _contender(entry)
-        make_job({**train, **dict(contender.own)})
-        what = repr((describe(contender.strategy), sorted(contender.own)))
+        job = make_job({**train, **dict(contender.own)})
+        what = repr((describe(contender.strategy), job.as_dict()))
         if what in found:
             both = f"{found[what].label!r} and {contender.label!r}"
             raise UsageError(f"strategies: got {both}, which are the same, wanted each once")
