@@ -119,8 +119,13 @@ class Watch:
         return _mean(self.comm, array)
 
     def look_back(self, state: State) -> None:
-        """Validate the finished model, where ranks ended each at its own pace: they have not met since. Collective."""
-        if not self.strategy.lockstep:
+        """Validate the finished model if none of its last steps was looked at. Collective.
+
+        Ranks that ended each at its own pace have not met since; time or bytes may have been used up amid an epoch. What can
+        be resumed is not looked at then: it goes on as if it had not been cut.
+        """
+        amid = bool(self.ended) and not self.checkpoints and state.index % self.plan.steps_per_epoch > 0
+        if amid or not self.strategy.lockstep:
             with self.metrics.aside():
                 self._validated(state, finished=True)
 
