@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from mpiddl.compare.figures import Entry, Measure, computing, entries, grain, paired, points, reaching, seconds, sent
 from mpiddl.compare.grid import Cell, Grid
-from mpiddl.compare.words import difference, percent, times, told
+from mpiddl.compare.words import SAME, difference, percent, times, told
 
 CLOSE = 1.2
 """Who takes longer than so many times the fastest is not as fast, however noisy the seeds."""
@@ -21,6 +21,10 @@ CLOSE = 1.2
 
 FASTER = 1.5
 """Who is not good enough is told of all the same, if so many times faster."""
+
+
+OVER = 1.05
+"""Who uses so many times the budget is told of."""
 
 
 class Cost(NamedTuple):
@@ -54,17 +58,19 @@ def advise(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int, si
     able = [entry for entry in good if _reaches(grid, entry)] or good
     cost = _cost(grid, able)
     fastest = min(able, key=lambda entry: _value(entry, cost.measure))
-    tied = [entry for entry in able if _as_fast(entry, fastest, cost)]
+    tied = able if _same_seconds(grid, cost) else [entry for entry in able if _as_fast(entry, fastest, cost)]
     choice = min(tied, key=lambda entry: _value(entry, sent))  # of those that send the same, the first, as they are compared
     baseline = next(entry for entry in there if entry.label == grid.baseline)
     return Advice(workers, choice.label, [
         f"Take {choice.label}{_of(choice, grid)}",
         *_good_enough(grid, good, [entry for entry in whole if entry not in good], best),
-        *(_why(choice, tied, cost) if len(able) > 1 else []),
+        *(_why(grid, choice, tied, cost) if len(able) > 1 else []),
         *_against(choice, baseline, cost),
+        *_unsure(grid, choice, best),
         *_others(grid, choice, good, best),
         *_faster(grid, choice, whole, good, best),
         *_troubles(there),
+        *_budget(grid, there),
         *_caveats(grid, simulated),
         *_holds_for(choice, baseline, simulated),
     ])  # fmt: skip
@@ -73,9 +79,14 @@ def advise(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int, si
 def _cost(grid: Grid, able: list[Entry]) -> Cost:
     """What counts for them."""
     if all(_reaches(grid, entry) for entry in able):
-        return Cost(f"time to {percent(grid.target)} on the validation "
-                    "rows", reaching(grid.target, "seconds"), grain(grid.target))
+        words = f"time to {percent(grid.target)} on the validation rows"
+        return Cost(words, reaching(grid.target, "seconds"), grain(grid.target))
     return Cost("time of training", seconds)
+
+
+def _same_seconds(grid: Grid, cost: Cost) -> bool:
+    """Whether the time that counts is the budget itself, so that it tells nothing."""
+    return grid.budget is not None and grid.budget[0] == "seconds" and not cost.grain
 
 
 def _reaches(grid: Grid, entry: Entry) -> bool:
@@ -101,7 +112,8 @@ def _as_fast(entry: Entry, fastest: Entry, cost: Cost) -> bool:
         return False
     noise = gap.half is None or gap.value <= gap.half
     close = _value(entry, cost.measure) <= CLOSE * _value(fastest, cost.measure)
-    return gap.value <= cost.apart(entry, fastest) or (noise and close)
+    same = gap.value <= SAME * _value(fastest, cost.measure)  # rounding
+    return same or gap.value <= cost.apart(entry, fastest) or (noise and close)
 
 
 def _of(entry: Entry, grid: Grid) -> str:
@@ -126,32 +138,49 @@ def _good_enough(grid: Grid, good: list[Entry], below: list[Entry], best: Entry)
     return lines
 
 
-def _why(choice: Entry, tied: list[Entry], cost: Cost) -> list[str]:
+def _unsure(grid: Grid, choice: Entry, best: Entry) -> list[str]:
+    """Whether the seeds leave open that the choice is not good enough."""
+    gap = paired(choice, best, points)
+    if gap is None or gap.half is None or gap.half - gap.value <= grid.margin:
+        return []
+    return [f"These seeds cannot tell whether {choice.label} is within {grid.margin:g} points of {best.label}: it may be "
+            f"{gap.half - gap.value:.2f} below. More seeds tell more."]  # fmt: skip
+
+
+def _why(grid: Grid, choice: Entry, tied: list[Entry], cost: Cost) -> list[str]:
     if len(tied) == 1:
         return [f"Of the good ones {choice.label} is the fastest ({cost.words})."]
     equal = " and ".join(filter(None, [", ".join(entry.label for entry in tied[:-1]), tied[-1].label]))
     kinds = "these seeds and the validations, an epoch apart," if cost.grain else "these seeds"
     least, most = (pick(_value(entry, sent) for entry in tied) for pick in (min, max))
     why = f"{choice.label} sends the fewest bytes" if least < most else f"which send the same, {choice.label} stands first"
+    if _same_seconds(grid, cost):
+        return [f"All trained for the same seconds. Of the good ones, {equal}, {why}."]
     return [f"Of the good ones {equal} are the fastest, alike as far as {kinds} can tell ({cost.words}); of these {why}."]
 
 
 def _against(choice: Entry, baseline: Entry, cost: Cost) -> list[str]:
     if choice is baseline:
         return [f"{choice.label} is the baseline itself: of what else has results, nothing is worth a change."]
-    accuracy, longer = paired(choice, baseline, points), paired(choice, baseline, cost.measure)
+    accuracy = paired(choice, baseline, points)
     if accuracy is None:
         return [f"The baseline, {baseline.label}, has no result to compare with."]
-    parts = [f"accuracy {difference(accuracy, 'points')}"]
-    if longer:
-        reached = bool(cost.grain) and baseline.mean(cost.measure) is not None
-        parts.append(f"{cost.words} {difference(longer, 's', cost.apart(choice, baseline) if reached else 0.0)}")
-        if cost.grain and (whole := paired(choice, baseline, seconds)):
-            parts.append(f"time of the whole training {difference(whole, 's')}")
+    parts = [f"accuracy {difference(accuracy, 'points')}", _longer(choice, baseline, cost)]
+    if cost.grain:
+        parts.append(f"time of the whole training {difference(paired(choice, baseline, seconds), 's')}")
     ours, theirs = _value(choice, sent), _value(baseline, sent)
     if ours and theirs:
         parts.append(times(ours, theirs, "bytes"))
     return [f"Against the baseline, {baseline.label}, with the same seeds: {'; '.join(parts)}."]
+
+
+def _longer(choice: Entry, baseline: Entry, cost: Cost) -> str:
+    """The difference of the time that counts, and of how many seeds that is."""
+    gap = paired(choice, baseline, cost.measure)
+    if gap is None:
+        return f"{cost.words}: {baseline.label} does not get there"
+    some = f" ({baseline.label} gets there with {gap.seeds} of {len(baseline.good)} seeds)" * (gap.seeds < len(baseline.good))
+    return f"{cost.words} {difference(gap, 's', cost.apart(choice, baseline))}{some}"
 
 
 def _others(grid: Grid, choice: Entry, good: list[Entry], best: Entry) -> list[str]:
@@ -196,6 +225,22 @@ def _troubles(there: list[Entry]) -> list[str]:
             parts.append(f"has not been run with seed {', '.join(map(str, entry.missing))}")
         if parts:
             lines.append(f"{entry.label} is left out: it {'; it '.join(parts)}.")
+    return lines
+
+
+def _budget(grid: Grid, there: list[Entry]) -> list[str]:
+    """Who did not have the budget that all should have: epochs were over before, or ranks looked too late."""
+    if grid.budget is None or grid.budget[0] == "samples":
+        return []
+    kind, amount = grid.budget
+    epochs, lines = grid.shared_job().epochs, []
+    if short := [entry.label for entry in there if any(each.get("epochs", 0) >= epochs for each in entry.good.values())]:
+        lines.append(f"Not all of the budget was used with {', '.join(short)}: the {epochs} epochs of [train] were over "
+                     "before. More epochs make it equal.")  # fmt: skip
+    used: Measure = {"seconds": seconds, "bytes": lambda outcome: float(outcome["bytes"])}[kind]
+    over = [(entry.label, _value(entry, used) / amount) for entry in there if entry.good]
+    if more := [f"{label} {times:.2f} times" for label, times in over if times > OVER]:
+        lines.append(f"More than the budget was used, since {kind} are looked at now and then only: {', '.join(more)} of it.")
     return lines
 
 

@@ -43,9 +43,9 @@ def difference(gap: Mean | None, unit: str, grain: float = 0.0) -> str:
         return f"{told(gap, '+')} {unit}, no more than there is between two validations"
     if gap.half is None:
         return f"{told(gap, '+')} {unit}, one seed"
-    if gap.value and gap.half < SAME:
+    if gap.half < SAME < abs(gap.value):
         return f"{told(gap, '+')} {unit} with every seed"  # of few rows and seeds: no interval to believe in
-    return f"{told(gap, '+')} {unit}, {'within' if abs(gap.value) <= gap.half else 'beyond'} noise"
+    return f"{told(gap, '+')} {unit}, {'within' if abs(gap.value) <= max(gap.half, SAME) else 'beyond'} noise"
 
 
 def times(ours: float, theirs: float, what: str) -> str:
