@@ -59,14 +59,12 @@ NAMES = ("Behind a name stand its settings: after the colon those of the strateg
 READING = (
     ("accuracy", "share of the test rows that the finished model gets right, in %"),
     ("against ...", "accuracy minus that of the baseline, in points (of a %), over runs with the same seed"),
-    ("to "
-     "...", "seconds of training until that share of the validation rows was right. They are looked at after every "
+    ("to ...", "seconds of training until that share of the validation rows was right. They are looked at after every "
                "epoch, so times are known to an epoch only. \"Not reached\": they never were; \"2 of 3\": not with every "
                "seed"),
     ("seconds", "of training, of the rank (a worker's process) that took longest; looking at validation and test rows is "
                 "left out"),
-    ("MB "
-     "sent", "all that the strategy had ranks send to each other, each message counted once. What a collective operation "
+    ("MB sent", "all that the strategy had ranks send to each other, each message counted once. What a collective operation "
                 "of the MPI library sends is not seen from outside, and entered as the least that it can send; 0 where "
                 "ranks share their memory"),
     ("computing", "share of the ranks' seconds in which they computed, in %. The rest went to messages and to waiting for "
