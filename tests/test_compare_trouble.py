@@ -1,0 +1,247 @@
+"""``mpiddl compare`` and what people do to it: hostile files, damaged folders, names made to do harm, budgets not used."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import mpiddl
+from mpiddl.bench.journal import Journal
+from mpiddl.compare import markdown, page, plots
+from mpiddl.compare.advice import advise
+from mpiddl.compare.check import Facts
+from mpiddl.compare.document import Heading, Items, Paragraph, Table
+from mpiddl.compare.figures import entries
+from mpiddl.compare.grid import Cell, make_grid
+from mpiddl.compare.places import Simulated
+from mpiddl.compare.processes import Ended, reason
+from mpiddl.compare.store import Store
+from mpiddl.compare.study import Study
+from mpiddl.compare.writing import write_report
+from mpiddl.errors import OutputError, UsageError
+
+pytestmark = pytest.mark.no_mpi
+
+TRAIN = {"epochs": 2, "hidden": [8], "optimiser": "nesterov"}
+FACTS = Facts(1000, {"rows": 1100, "test_rows": 100, "features": 64, "checksum": 7})
+HARM = "<img src=x onerror=alert(1)>|"
+
+
+def grid_of(*strategies, **asked):
+    return make_grid(TRAIN, {"strategies": list(strategies), "workers": 2, "seeds": 3, **asked})
+
+
+def outcome(accuracy=0.9, seconds=10.0, sent=4_000_000, top=None, **more):
+    """What a run might have told; its second validation found ``top``."""
+    curve = [{"samples": 1000 * k, "seconds": seconds * k / 2, "bytes": sent * k // 2, "distance": 0.1,
+              "accuracy": (top or accuracy) - 0.05 * (2 - k)} for k in (1, 2)]  # fmt: skip
+    return {"accuracy": accuracy, "seconds": seconds, "bytes": sent, "samples": 2000, "epochs": 2.0, "curve": curve,
+            "wall": 1.0, "phases": {"compute": seconds, "communication": 0.0, "waiting": 0.0}, "hosts": [], "staleness": None,
+            "strategy": "Ring()", "ranks": 2, "parameters": 100, "mpi": "none", **more}
+
+
+def found_of(grid, *told):
+    """Outcomes by cell; ``told``: of each strategy those of the seeds."""
+    return {Cell(contender, 2, seed): made for contender, several in zip(grid.contenders, told, strict=True)
+            for seed, made in zip(grid.seeds, several, strict=True)}
+
+
+def advice(grid, *told):
+    return " ".join(advise(grid, found_of(grid, *told), 2, simulated=False).reasons)
+
+
+class Told(Simulated):
+    """Trains nothing: runs end as ``act`` says, or with an outcome."""
+
+    def __init__(self, act=lambda cell: None):
+        super().__init__(1, {})
+        self.done, self._act = [], act
+
+    def run(self, cell, files, mark, limit_s):
+        self.done.append(cell)
+        ended = self._act(cell)
+        if ended is None:
+            Path(files[1]).write_text(json.dumps(outcome()))
+        return ended or Ended(0, "")
+
+
+@pytest.fixture
+def study(tmp_path):
+    """``study(grid, place)``: does what is missing, in one folder."""
+
+    def call(grid, place=None):
+        store = Store(tmp_path / "out", (1, 1), lambda text: None)
+        store.take()
+        try:
+            made = Study(grid, place or Told(), store, FACTS, lambda text: None)
+            made.begin()
+            made.run()
+        finally:
+            store.close()
+        return made
+
+    return call
+
+
+@pytest.mark.parametrize(("asked", "workers", "said"), [
+    ({}, (4, 4), "workers: got [4, 4], wanted each once"),  # as --simulate 4,4
+    ({"strategies": ["asgd", {"strategy": "asgd", "optimiser": "nesterov"}]}, (), "which are the same"),  # it is [train]'s
+    ({"strategies": [{"strategy": "asgd", "rate": k / 1000} for k in range(1, 102)]}, (), "got 101, wanted at most"),
+])  # fmt: skip
+def test_what_comes_twice_or_without_end_is_refused(asked, workers, said):
+    with pytest.raises(UsageError) as refused:
+        make_grid(TRAIN, {"strategies": ["ring"], "workers": 2, **asked}, workers)
+    assert said in str(refused.value)
+
+
+def test_names_do_no_harm(study, tmp_path):
+    blocks = [Heading(HARM, 1), Paragraph(HARM), Items([HARM], answer=True), Table(("strategy", "x"), [(HARM, HARM)])]
+    text = page.render(blocks)
+    assert HARM not in text and text.count("&lt;img src=x onerror=alert(1)&gt;|") == 6  # the title is one
+    written = markdown.render(blocks)
+    assert written.count("<img") == written.count(r"\<img") == 5 and written.count(r"\|") == 2
+    grid = grid_of({"strategy": "asgd", "label": "../../" + "x" * 300}, {"strategy": "ring", "label": "../../" + "x" * 301})
+    made = study(grid, Told(lambda cell: Ended(1, f"ValueError: no\x1b[2J{HARM}")))
+    names = {path.name for path in (tmp_path / "out" / "failed").iterdir()}
+    assert len(names) == 6 and {outcome["words"] for outcome in made.found().values()} == names  # each its own, in the folder
+    assert reason(Ended(1, "ValueError: no\x1b[2J"), 60) == "no[2J"  # a terminal is not told what to do
+
+
+def test_runs_in_the_report_have_the_names_of_its_rows(study):
+    fast, slow = ({"strategy": "asgd", "rate": rate, "label": label} for rate, label in ((0.1, "fast"), (0.01, "slow")))
+    grid = grid_of("ring", fast, slow)
+    told = json.loads(write_report(study(grid), "")[1].with_suffix(".json").read_text())
+    assert [run["strategy"] for run in told["runs"]] == ["ring", "fast", "slow"] * 3
+    assert {run["in_full"] for run in told["runs"]} == {"Ring()"}
+
+
+@pytest.mark.parametrize("text", ['{"train": 3}', '{"versions": []}', '{"train": {"epo', "3", ""])
+def test_what_was_compared_before_may_be_damaged(study, tmp_path, text):
+    grid = grid_of("ring")
+    study(grid)
+    (tmp_path / "out" / "compare.json").write_text(text)
+    again = Told()
+    assert len(study(grid, again).found()) == 3 and not again.done
+
+
+@pytest.mark.parametrize(("old", "new"), [('"curve"', '"kurve"'), ('"accuracy": 0.9, "seconds"', '"accuracy": "x", "seconds"')])
+def test_a_line_that_no_report_can_be_made_of_is_run_again(study, tmp_path, old, new):
+    grid = grid_of("ring")
+    study(grid)
+    file = tmp_path / "out" / "cells.jsonl"
+    first, *others = file.read_text().splitlines(keepends=True)
+    assert old in first
+    file.write_text(first.replace(old, new) + "".join(others))
+    again = Told()
+    assert write_report(study(grid, again), "")[0][0].choice == "ring" and [cell.seed for cell in again.done] == [1]
+
+
+def test_a_disk_that_takes_a_part_of_a_line_is_told(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "cells.jsonl", print)
+    journal.add({"seed": 1}, {"wall": 1})
+    real = open
+
+    class Full:
+        """Takes half of what comes, as the kernel does for the last free bytes."""
+
+        def __init__(self, *words, **more):
+            self._file = real(*words, **more)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self._file.close()
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+        def write(self, line):
+            return self._file.write(line[: len(line) // 2])
+
+    monkeypatch.setattr("mpiddl.bench.journal.open", Full, raising=False)
+    with pytest.raises(OutputError, match=os.strerror(28)):
+        journal.add({"seed": 2}, {"wall": 2})
+    assert journal.find({"seed": 2}) is None
+    monkeypatch.undo()
+    journal.add({"seed": 3}, {"wall": 3})
+    said = []
+    again = Journal(tmp_path / "cells.jsonl", said.append)
+    assert len(said) == 1 and [bool(again.find({"seed": seed})) for seed in (1, 2, 3)] == [True, False, True]
+
+
+def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(tmp_path):
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(OutputError, match=r"report\.html"):
+        Store(tmp_path, (1, 1), print).write("report.html", "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_baseline_that_gets_to_the_target_seldom_is_told():
+    grid = grid_of("two-step", "asgd", target=0.9)
+    fast = [outcome(a, 2.0, top=0.95) for a in (0.94, 0.95, 0.95)]
+    told = advice(grid, [outcome(0.8, top=0.91), outcome(0.8, top=0.91), outcome(0.8)], fast)
+    assert "Take asgd" in told and "two-step gets there with 2 of 3 seeds" in told
+    assert "rows: two-step does not get there; time of" in advice(grid, [outcome(0.8)] * 3, fast)
+    assert "gets there with" not in advice(grid, [outcome(0.8, top=0.91)] * 3, fast)
+
+
+def test_what_the_seeds_leave_open_is_told():
+    grid = grid_of("two-step", "local-sgd")
+    exact = [outcome(a) for a in (0.90, 0.91, 0.92)]
+    noisy = [outcome(a, 5.0) for a in (0.88, 0.93, 0.91)]
+    assert "cannot tell whether local-sgd is within 0.5 points of two-step: it may be " in advice(grid, exact, noisy)
+    near = [outcome(a, 5.0) for a in (0.899, 0.909, 0.919)]
+    assert "Take local-sgd" in advice(grid, exact, near) and "cannot tell" not in advice(grid, exact, near)
+
+
+def test_a_budget_that_was_not_kept_is_told():
+    grid = grid_of("two-step", "asgd", bytes=4_000_000)
+    cut = [outcome(epochs=1.5)] * 3
+    assert "budget" not in advice(grid, cut, cut)
+    told = advice(grid, cut, [outcome()] * 3)
+    assert "Not all of the budget was used with asgd: the 2 epochs of [train] were over before." in told
+    assert "asgd 1.50 times of it" in advice(grid, cut, [outcome(sent=6_000_000, epochs=1.5)] * 3)
+    timed, brief = replace(grid, budget=("seconds", 5.0)), [outcome(seconds=5.0, epochs=1.5)] * 3
+    assert "two-step 2.00 times of it" in advice(timed, cut, brief)
+    assert "budget" not in advice(replace(grid, budget=None), cut, [outcome()] * 3)
+
+
+def test_seconds_that_are_the_budget_choose_nobody():
+    grid = grid_of("two-step", "local-sgd", seconds=10.0)
+    slow, less = [outcome(epochs=1.5)] * 3, [outcome(seconds=9.9, sent=5_000_000, epochs=1.5)] * 3
+    told = advice(grid, slow, less)
+    assert "Take two-step" in told and "All trained for the same seconds. Of the good ones, two-step and local-sgd, two" in told
+    assert "Take local-sgd" in advice(replace(grid, budget=None), slow, less)
+
+
+def test_what_differs_by_rounding_is_the_same():
+    grid = grid_of("two-step", "gossip")
+    rounded = [outcome(seconds=10.0 + 2e-15 * k, sent=1) for k in (1, 2, 2)]
+    told = advice(grid, [outcome()] * 3, rounded)
+    assert "Take gossip" in told and "time of training +0.00 s, within noise" in told
+
+
+@pytest.mark.parametrize(("budget", "folder", "looks"), [
+    ({"max_seconds": 15.0}, None, 2), ({"max_bytes": 70_000}, None, 2),
+    ({"max_seconds": 15.0}, "run", 1),  # it may go on as if it had not been cut
+    ({"max_steps": 11}, None, 1),
+])  # fmt: skip
+def test_a_model_that_was_cut_amid_an_epoch_is_validated(tmp_path, budget, folder, looks):
+    """Else a budget of seconds or bytes would let what steps together look at older models than the others."""
+    out = str(tmp_path / folder) if folder else None
+    job = {"epochs": 3, "batch": 128, "rate": 0.1, "simulate": 2, "quiet": True}
+    result = mpiddl.train("softmax", "digits", out=out, strategy="two-step", **job, **budget)
+    found = [line["step"] for line in result.history if "validation_loss" in line]
+    assert len(found) == looks and found[0] == 11
+    assert found[-1] == result.summary["steps"] or folder
+
+
+def test_many_strategies_are_told_apart_in_pictures():
+    grid = grid_of(*({"strategy": "asgd", "rate": k / 100} for k in range(1, 31)))
+    looks = {(plots._colour(grid, entry), plots._marker(grid, entry)) for entry in entries(grid, {}, 2)}
+    assert len(looks) == 30
