@@ -147,6 +147,14 @@ def test_the_choice_changes_where_the_measured_lines_cross():
     assert choice.choose("allreduce", 10**7).measured is None and "outside" in str(choice.choose("allreduce", 10**7))
 
 
+def test_what_was_measured_by_reading_is_not_taken_where_that_is_forbidden():
+    seconds = {"library": (1e-6, 1e-5, 1e-4), "ring": (2e-6, 5e-6, 5e-5), "read": (2e-6, 2e-6, 2e-6)}
+    for reads, taken in ((True, "read"), (False, "ring")):
+        choice = Chooser(TWO_NODES, HERE, Table((entry(**seconds),)), "measured, here", reads=reads)
+        assert choice.algorithm("allreduce", 10**6) == choice.choose("allreduce", 10**6).algorithm == taken
+        assert ("read" in dict(map(reversed, choice.steps("allreduce")))) == reads
+
+
 def test_the_library_is_taken_where_it_is_as_fast():
     as_fast = entry(library=(1e-6, 1.01e-5, 1e-4), ring=(1e-6, 1e-5, 0.99e-4))
     assert as_fast.best == ("library",) * 3

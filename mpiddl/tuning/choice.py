@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mpiddl.collectives.calls import READ
 from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError
 from mpiddl.topology import Topology, neighbours
@@ -53,7 +55,7 @@ class Chooser:
                  reads: bool = False):
         self.topology, self.place, self.source = topology, place, source
         self.unused, self.reads = unused, reads
-        self._entries = {call: table.find(place, call) for call in rule.CANDIDATES}
+        self._entries = {call: self._possible(table.find(place, call)) for call in rule.CANDIDATES}
         self._steps = {call: self._find_steps(call) for call in rule.CANDIDATES}
         self._begins = {call: [begin for begin, _ in steps] for call, steps in self._steps.items()}
 
@@ -80,6 +82,12 @@ class Chooser:
             return Choice(name, f"{self.source}, {self.topology}")
         line, known = fit(entry.sizes, entry.seconds[name]), entry.sizes[0] <= nbytes <= entry.sizes[-1]
         return Choice(name, self.source, between(entry, name, nbytes) if known else None, line(nbytes))
+
+    def _possible(self, entry: Entry | None) -> Entry | None:
+        """Without what has been measured where ranks might read each other's memory, if here they may not."""
+        if entry is None or self.reads:
+            return entry
+        return replace(entry, seconds={name: seconds for name, seconds in entry.seconds.items() if name != READ})
 
     def _find_steps(self, call: str) -> Steps:
         entry = self._entries[call]
