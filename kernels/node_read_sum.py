@@ -23,9 +23,9 @@ from .meet import meet
 from .node_sum import add_up
 from .remote import fetch
 
-SOURCE, PART, FAILED, WORDS = 0, 1, 2, 8
+SOURCE, PART, FAILED, FIRST, DONE, LAST, WORDS = 0, 1, 2, 3, 4, 5, 8
 """What a rank says in shared memory, as int64 words: where its source lies, where its part would begin if it were the whole,
-and whether it could not read; a cache line."""
+whether it could not read, of which slice it has added up how much; a cache line."""
 
 PHASE, UNREAD = 2, 3
 """Where `state` holds how far a call is, and whether any rank could not read."""
@@ -43,7 +43,7 @@ def node_read_sum(source, part, first, last, origin, gather, places, processes, 
     `places`, int64, holds the addresses of each rank's WORDS in shared memory, 0 at first; `processes`, int32, who the ranks
     are. For the kernel to use: `scratch`, shape (size, piece) of the arrays' dtype, `inputs`, int64 of shape (size,), and
     `vectors` (`fetch`). `flags` and `state`, shape (5,), are those of `meet`. If any rank could not read, `state` says so on
-    all of them from then on.
+    all of them, and `places` what has been added up; of what has not, no source is changed.
     """
     if state[PHASE] == 0:
         put(places[rank] + 8 * SOURCE, base(source))
@@ -52,7 +52,11 @@ def node_read_sum(source, part, first, last, origin, gather, places, processes, 
     if state[PHASE] == 1:
         if not meet(flags, state, rank, size, patience):
             return False
-        if not _add_up_slice(source, part, first, last, origin, places, processes, scratch, inputs, vectors, rank, size):
+        done = _add_up_slice(source, part, first, last, origin, places, processes, scratch, inputs, vectors, rank, size)
+        put(places[rank] + 8 * FIRST, first)
+        put(places[rank] + 8 * DONE, done)
+        put(places[rank] + 8 * LAST, last)
+        if done < last:
             put(places[rank] + 8 * FAILED, 1)
         state[PHASE] = 2
     if state[PHASE] == 2:
@@ -87,7 +91,7 @@ def _add_up_slice(source, part, first, last, origin, places, processes, scratch,
             other = (rank + step) % size  # not all of them the same one at a time
             here = base(scratch) + other * piece * width
             if not fetch(vectors, processes[other], here, look(places[other] + 8 * SOURCE) + begin * width, nbytes):
-                return False
+                return begin
             inputs[other] = here - skipped
         inputs[rank] = base(source) + origin * width
         if apart:
@@ -95,12 +99,15 @@ def _add_up_slice(source, part, first, last, origin, places, processes, scratch,
             copy(here, base(source) + begin * width, nbytes)
             inputs[rank] = here - skipped
         add_up(part, inputs, begin - origin, begin - origin + nbytes // width, False, 0)
-    return True
+    return last
 
 
 @kernel
 def _read_slices(n, part, places, processes, vectors, rank, size):
     width = size_of(part)
+    for other in range(size):
+        if look(places[other] + 8 * FAILED):  # a source in the place of the result is still needed
+            return True
     for step in range(1, size):
         other = (rank + step) % size
         begin, end = slice_of(n, width, other, size), slice_of(n, width, other + 1, size)

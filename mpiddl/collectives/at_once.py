@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from mpiddl.transport.shared import KernelRequest, end_kernel
 
 PASSED = 0
 """Where a kernel's state holds the barriers that it has passed (`mpiddl.kernels.meet`)."""
+
+Further = tuple[Callable[..., bool], tuple[Any, ...], int]
+"""A kernel, what it takes but for its patience, and the barriers that it passes."""
 
 
 class AtOnce(Queue):
@@ -50,8 +53,9 @@ class AtOnce(Queue):
         """How many of them a call passes whose source has ``size`` elements."""
         raise NotImplementedError
 
-    def check(self) -> None:
-        """Raise, on every rank, what went wrong in the last call."""
+    def further(self, arguments: tuple[Any, ...]) -> Iterable[Further]:
+        """What is still to be done after such a call of the kernel, on every rank."""
+        return ()
 
     def run(self, arguments: tuple[Any, ...]) -> None:
         """The kernel in one go, where nothing else is under way: what a collective costs before it begins is more than a short
@@ -64,11 +68,19 @@ class AtOnce(Queue):
         except BaseException:
             end = before + self.barriers(arguments[0].size)
             end_kernel(self._comm, kernel, arguments, lambda: state[PASSED] >= end)
+            self._run_further(arguments)
             raise
+        self._run_further(arguments)
         self._comm.meter.synchronised(entered, entered, now())
-        self.check()
 
     def steps(self, arguments: tuple[Any, ...]) -> Steps:
         """The same beside others."""
         yield KernelRequest(self._comm, self.kernel, arguments)
-        self.check()
+        for kernel, others, _ in self.further(arguments):
+            yield KernelRequest(self._comm, kernel, others)
+
+    def _run_further(self, arguments: tuple[Any, ...]) -> None:
+        state = self.barrier[1]
+        for kernel, others, barriers in self.further(arguments):
+            end = state.item(PASSED) + barriers
+            end_kernel(self._comm, kernel, others, lambda end=end: state[PASSED] >= end)

@@ -4,19 +4,21 @@ Each rank reads its slice of the others' sources and adds it up; then whoever wa
 Cost a rank: no messages; V/q of every other rank's source read and added up, and (q-1)/q V read by whom gathers (all-reduce:
 all, reduction: the root, reduce-scatter: nobody); three barriers (`mpiddl.kernels.node_read_sum`). Each element is added up on
 one rank, in rank order, so all have the same bits. For SUM of float32 and float64, where the operating system allows it
-(`mpiddl.transport.attach`).
+(`mpiddl.transport.attach`). An array that cannot be read all the same (a device's memory; a process that forbids it later)
+costs more: what is not yet added up goes through shared memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from mpiddl.collectives.at_once import AtOnce
-from mpiddl.collectives.base import block_bounds
-from mpiddl.errors import CommError
-from mpiddl.kernels.node_read_sum import FAILED, UNREAD, WORDS, node_read_sum, slice_of
+from mpiddl.collectives.at_once import AtOnce, Further
+from mpiddl.collectives.base import block_bounds, ceil_div
+from mpiddl.kernels.node_copy_sum import node_copy_sum
+from mpiddl.kernels.node_read_sum import DONE, FAILED, FIRST, LAST, PHASE, UNREAD, WORDS, node_read_sum, slice_of
 from mpiddl.kernels.remote import VECTORS
 from mpiddl.topology import neighbours
 from mpiddl.transport.attach import processes
@@ -31,6 +33,9 @@ LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 16 * 1024, 256 * 1024
 KEPT_BYTES = 16 << 20
 """Up to here what a rank has added up for a root stays allocated for the next one."""
 
+HALF_BYTES = 64 * 1024
+"""Of a piece that goes through shared memory."""
+
 BARRIERS = 3
 
 
@@ -40,7 +45,8 @@ class Reading(AtOnce):
     kernel = staticmethod(node_read_sum)
 
     def __init__(self, comm: Any, dtype: np.dtype, others: np.ndarray):
-        super().__init__(comm, WORDS, np.int64)
+        super().__init__(comm, WORDS + 2 * HALF_BYTES // 8, np.int64)
+        self._half = HALF_BYTES // dtype.itemsize
         piece = min(max(SCRATCH_BYTES // comm.size, LEAST_PIECE_BYTES), MOST_PIECE_BYTES)
         scratch = np.empty((comm.size, piece // dtype.itemsize), dtype)
         self._part = np.empty(0, dtype)
@@ -74,13 +80,25 @@ class Reading(AtOnce):
     def barriers(self, size: int) -> int:
         return BARRIERS
 
-    def check(self) -> None:
-        if self.barrier[1].item(UNREAD):
-            failed = [rank for rank, told in enumerate(self._arena.peers("own")) if told[FAILED]]
-            raise CommError(
-                f"read: rank {failed[0]} could not read another rank's array, wanted arrays in the machine's own memory; "
-                "other algorithms take others, too"
-            )
+    def further(self, arguments: tuple[Any, ...]) -> Iterable[Further]:
+        return self._through_shared_memory(arguments) if self.barrier[1].item(UNREAD) else ()
+
+    def _through_shared_memory(self, arguments: tuple[Any, ...]) -> Iterator[Further]:
+        """Where a rank could not read: slices that are added up meet -0.0, which changes no bit, the rest is added up now."""
+        state, own = self.barrier[1], self._comm.rank
+        source, part, first, last, origin, gather = arguments[:6]
+        whole = part if gather else np.empty_like(source)
+        for rank, told in enumerate(self._arena.peers("own")):
+            begin, done, end = (int(told[word]) for word in (FIRST, DONE, LAST))
+            whole[begin:done] = part[begin - origin : done - origin] if rank == own else -0.0
+            whole[done:end] = source[done:end]
+        state[PHASE:] = 0  # both kernels keep theirs there
+        stages = self.addresses + 8 * WORDS
+        yield node_copy_sum, (whole, whole, stages, self._half, *self.barrier), ceil_div(whole.size, self._half)
+        if not gather:
+            part[first - origin : last - origin] = whole[first:last]
+        state[PHASE:] = 0
+        self.own[FAILED] = 0  # all have seen it; the next arrays may be others
 
 
 def reading(comm: Any, dtype: np.dtype, op: Op) -> Reading | None:
