@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mpiddl.kernels.meet import FLAGS, meet
 from mpiddl.kernels.node_copy_sum import node_copy_sum
-from mpiddl.kernels.node_read_sum import FAILED, UNREAD, WORDS, node_read_sum, slice_of
+from mpiddl.kernels.node_read_sum import DONE, FAILED, FIRST, LAST, UNREAD, WORDS, node_read_sum, slice_of
 from mpiddl.kernels.node_sum import BLOCK_BYTES, node_sum
 from mpiddl.kernels.remote import VECTORS
 
@@ -223,4 +223,5 @@ def test_what_cannot_be_read_is_known_to_all_and_nobody_waits():
     who = [np.full(count, os.getpid() if rank != 1 else -1, np.int32) for rank in range(count)]
     take_turns(reads(sources, results, slices(100, 4, count), [0] * count, [True] * count, who, told, ranks))
     assert [bool(one[FAILED]) for one in told] == [False, True, False]
+    assert [one[DONE] == one[LAST] for one in told] == [True, False, True] and told[1][DONE] == told[1][FIRST]
     assert all(state[UNREAD] for _, state, _, _ in ranks)
