@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,14 +61,12 @@ class AtOnce(Queue):
     def run(self, arguments: tuple[Any, ...]) -> None:
         """The kernel in one go, where nothing else is under way: what a collective costs before it begins is more than a short
         one takes."""
-        entered, kernel, state = now(), self.kernel, self.barrier[1]
-        before = state.item(PASSED)
+        entered, kernel, before = now(), self.kernel, self.barrier[1].item(PASSED)
         try:
             while not kernel(*arguments, PATIENCE):
                 self._comm.progress()
         except BaseException:
-            end = before + self.barriers(arguments[0].size)
-            end_kernel(self._comm, kernel, arguments, lambda: state[PASSED] >= end)
+            end_kernel(self._comm, kernel, arguments, partial(self._passed, before + self.barriers(arguments[0].size)))
             self._run_further(arguments)
             raise
         self._run_further(arguments)
@@ -80,7 +79,8 @@ class AtOnce(Queue):
             yield KernelRequest(self._comm, kernel, others)
 
     def _run_further(self, arguments: tuple[Any, ...]) -> None:
-        state = self.barrier[1]
         for kernel, others, barriers in self.further(arguments):
-            end = state.item(PASSED) + barriers
-            end_kernel(self._comm, kernel, others, lambda end=end: state[PASSED] >= end)
+            end_kernel(self._comm, kernel, others, partial(self._passed, self.barrier[1].item(PASSED) + barriers))
+
+    def _passed(self, barriers: int) -> bool:
+        return bool(self.barrier[1][PASSED] >= barriers)
