@@ -150,3 +150,15 @@ def test_many_that_wait_for_each_other_are_asked_once_each():
         assert started[-1].Test() and all(each.over for each in started)
 
     virtual.run(1, program)
+
+
+@pytest.mark.parametrize(("library", "ring", "chain"), [("Open MPI v5.0.11", 30, 18), ("MPICH Version: 5.0.2", 12, 8)])
+def test_segments_are_as_long_as_the_library_likes_them(library, ring, chain, monkeypatch):
+    monkeypatch.setattr(virtual.VirtualComm, "library", lambda _: library)
+    data = np.zeros(1 << 18, "f")
+
+    def program(comm):
+        around = sent(comm, lambda: allreduce(comm, IN_PLACE, data.copy(), algorithm="ring"))
+        return around[1], sent(comm, lambda: broadcast(comm, data.copy(), algorithm="chain"))[1]
+
+    assert virtual.run(4, program) == [(ring, chain)] * 3 + [(ring, 0)]

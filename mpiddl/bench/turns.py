@@ -14,8 +14,9 @@ from mpiddl.testbed import link_bytes
 SAMPLE_S = 0.0005
 """Shorter calls are measured several at a time: a barrier's own unevenness is a microsecond or two."""
 
-ROW = 3
-"""Samples of a contender one after the other: the first finds the caches as the one before it left them, and is not counted."""
+ROW, LONG_ROW = 3, 2
+"""Samples of a contender one after the other, short or long ones: the first finds caches, and TCP's idea of the links, as the
+one before it left them, and is not counted."""
 
 LEAST = 5
 
@@ -47,8 +48,8 @@ def take_turns(comm: Any, contenders: dict[str, Contender], seconds: float) -> N
     turn = sum(ROW * calls[name] * estimates[name] for name in contenders)
     for _ in range(max(LEAST, round(seconds / turn)) if turn < seconds else LEAST):
         for name, contender in contenders.items():
-            row = [_sample(comm, contender.call, calls[name]) for _ in range(ROW if estimates[name] < seconds / 50 else 1)]
-            contender.seconds += row[1:] or row
+            row = ROW if estimates[name] < seconds / 50 else LONG_ROW
+            contender.seconds += [_sample(comm, contender.call, calls[name]) for _ in range(row)][1:]
 
 
 def _count(comm: Any, contender: Contender) -> float:

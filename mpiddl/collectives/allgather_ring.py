@@ -24,7 +24,7 @@ def allgather_ring(wire: Wire, block: np.ndarray | None, result: np.ndarray, *, 
     the wire's ranks stand in another order than the blocks.
     """
     comm = wire.comm
-    ring = Ring(comm, result.size, result.itemsize, order=order, **options)
+    ring = Ring(wire, result.size, result.itemsize, order=order, **options)
     begin, end = block_bounds(result.size, comm.size, ring.order[comm.rank])
     if block is not None:
         result[begin:end] = block

@@ -31,7 +31,7 @@ def reduce_round(wire: Wire, own: Own, result: np.ndarray, op: Op, tag: int | No
 
     ``tag`` is that of all messages, drawn before where this may begin in another order than it was started in.
     """
-    ring, combine = Ring(wire.comm, result.size, result.itemsize, **options), COMBINE[op]
+    ring, combine = Ring(wire, result.size, result.itemsize, **options), COMBINE[op]
     tag = wire.tag() if tag is None else tag
     with wire.scratch(ring.segments * ring.slot, result.dtype) as scratch:
 

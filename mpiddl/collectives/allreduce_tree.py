@@ -31,7 +31,6 @@ from mpiddl.collectives.allgather_ring import allgather_ring
 from mpiddl.collectives.base import (
     COMBINE,
     LARGEST,
-    SEGMENT_BYTES,
     Own,
     Queue,
     Steps,
@@ -92,7 +91,7 @@ def add_up(op: Op, parts: Sequence[np.ndarray], out: np.ndarray, spare: np.ndarr
     return COMBINE[op](left, right, out=out)
 
 
-def exchange(wire: Wire, own: Own, result: np.ndarray, op: Op, *, segment_bytes: int = SEGMENT_BYTES) -> Steps:
+def exchange(wire: Wire, own: Own, result: np.ndarray, op: Op, *, segment_bytes: int | None = None) -> Steps:
     """``result`` becomes the reduction of the contributions ``own(begin, end)``, which may lie in ``result``.
 
     Each element of them is asked for once.
@@ -102,7 +101,7 @@ def exchange(wire: Wire, own: Own, result: np.ndarray, op: Op, *, segment_bytes:
     if not n:
         return
     longest = ceil_div(n, size)
-    count = ceil_div(longest, max(1, min(segment_bytes // result.itemsize, LARGEST)))
+    count = ceil_div(longest, max(1, min((segment_bytes or wire.segment_bytes) // result.itemsize, LARGEST)))
     slot = ceil_div(longest, count)
 
     def part(which: int, segment: int) -> tuple[int, int]:

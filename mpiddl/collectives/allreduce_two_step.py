@@ -28,7 +28,6 @@ from mpiddl.clock import now
 from mpiddl.collectives.allreduce_ring import reduce_round
 from mpiddl.collectives.base import (
     COMBINE,
-    SEGMENT_BYTES,
     Queue,
     Started,
     Steps,
@@ -77,8 +76,8 @@ class TwoStep(Queue):
         SUM, MIN, MAX or PROD.
     leader : bool
         Only one rank of each node talks to other nodes.
-    segment_bytes : int
-        Size of a pipelined message.
+    segment_bytes : int, optional
+        Size of a pipelined message; by default as the MPI library likes it (`wire.SEGMENT_BYTES`).
 
     Attributes
     ----------
@@ -103,7 +102,7 @@ class TwoStep(Queue):
     """
 
     def __init__(self, comm: Any, size: int, dtype: DTypeLike, op: Op = SUM, *, leader: bool = False,
-                 segment_bytes: int = SEGMENT_BYTES):
+                 segment_bytes: int | None = None):
         check_alive(comm)
         comm.patient_barrier(0.0)  # others may still wait for what was started before
         with agreed(comm):
@@ -247,7 +246,8 @@ class TwoStep(Queue):
 def _checked(size: Any, dtype: Any, op: Any, leader: Any, segment_bytes: Any) -> np.dtype:
     """The dtype, if all arguments of a plan make sense."""
     kind = plan_dtype(size, dtype, op)
-    check_whole("segment_bytes", segment_bytes, 1)
+    if segment_bytes is not None:
+        check_whole("segment_bytes", segment_bytes, 1)
     if not isinstance(leader, bool):
         raise UsageError(f"leader: got {leader!r}, wanted True or False")
     return kind

@@ -27,9 +27,6 @@ COMBINE: dict[Op, np.ufunc] = {SUM: np.add, MIN: np.minimum, MAX: np.maximum, PR
 LARGEST = 2**31 - 1
 """Elements of one message that every MPI library takes."""
 
-SEGMENT_BYTES = 128 * 1024
-"""Of a pipelined message. Smaller ones overlap better, larger ones cost fewer calls: see docs/collectives.md."""
-
 
 class Started:
     """A collective under way on this rank; a request like those of `mpiddl.transport`.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpiddl.collectives.base import LARGEST, SEGMENT_BYTES, Steps, pieces
+from mpiddl.collectives.base import LARGEST, Steps, pieces
 from mpiddl.collectives.wire import Wire
 from mpiddl.transport.base import Request
 
@@ -18,11 +18,12 @@ AHEAD = 4
 """Segments under way to the next rank. Open MPI sends all that are started in turns: with more, none would arrive early."""
 
 
-def broadcast_chain(wire: Wire, buf: np.ndarray, root: int, *, segment_bytes: int = SEGMENT_BYTES) -> Steps:
+def broadcast_chain(wire: Wire, buf: np.ndarray, root: int, *, segment_bytes: int | None = None) -> Steps:
     """Every rank's ``buf`` becomes the root's."""
     comm, tag = wire.comm, wire.tag()
     place = (comm.rank - root) % comm.size
-    parts = [buf[piece] for piece in pieces(buf.size, min(LARGEST, max(1, segment_bytes // buf.itemsize)))]
+    most = min(LARGEST, max(1, (segment_bytes or wire.segment_bytes) // buf.itemsize))
+    parts = [buf[piece] for piece in pieces(buf.size, most)]
     coming = [comm.Irecv(part, (comm.rank - 1) % comm.size, tag) for part in parts] if place else []
     leaving: list[Request] = []
     for number, part in enumerate(parts):

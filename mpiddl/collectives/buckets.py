@@ -18,7 +18,7 @@ import numpy as np
 from mpiddl.clock import now
 from mpiddl.collectives.allreduce_ring import allreduce_ring
 from mpiddl.collectives.allreduce_two_step import TwoStep
-from mpiddl.collectives.base import SEGMENT_BYTES, Started, go_on
+from mpiddl.collectives.base import Started, go_on
 from mpiddl.collectives.wire import Wire
 from mpiddl.memory import aligned_zeros
 from mpiddl.topology import neighbours
@@ -39,8 +39,8 @@ class Buckets:
         Elements.
     dtype : dtype
         Of the array and the sum.
-    segment_bytes : int
-        Size of a pipelined message.
+    segment_bytes : int, optional
+        Size of a pipelined message; by default as the MPI library likes it (`wire.SEGMENT_BYTES`).
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Buckets:
     Making it is collective, as of `TwoStep`.
     """
 
-    def __init__(self, comm: Any, size: int, dtype: np.dtype, segment_bytes: int = SEGMENT_BYTES):
+    def __init__(self, comm: Any, size: int, dtype: np.dtype, segment_bytes: int | None = None):
         self._comm, self._segment_bytes = comm, segment_bytes
         self._plan: TwoStep | None = None
         self.started: list[Started] = []

@@ -26,7 +26,7 @@ def reduce_scatter_ring(wire: Wire, source: np.ndarray, block: np.ndarray, op: O
     if wire.comm.size == 1:
         block[...] = source
         return
-    ring, tag, combine = Ring(wire.comm, source.size, source.itemsize, order=order, **options), wire.tag(), COMBINE[op]
+    ring, tag, combine = Ring(wire, source.size, source.itemsize, order=order, **options), wire.tag(), COMBINE[op]
     width = ring.segments * ring.slot
     with wire.scratch(3 * width, source.dtype) as scratch:
 

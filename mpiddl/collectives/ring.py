@@ -13,11 +13,11 @@ doi:10.1016/j.jpdc.2008.09.002. Ours: segments that run ahead of rounds, and con
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
-from mpiddl.collectives.base import LARGEST, SEGMENT_BYTES, Steps, block_bounds, ceil_div
+from mpiddl.collectives.base import LARGEST, Steps, block_bounds, ceil_div
+from mpiddl.collectives.wire import Wire
 from mpiddl.transport.base import Request
 
 Part = tuple[int, int]
@@ -28,23 +28,23 @@ class Ring:
 
     Parameters
     ----------
-    comm : Comm
-        The ranks, in the order of the ring.
+    wire : Wire
+        Its ranks, in the order of the ring.
     n : int
         Elements.
     itemsize : int
         Bytes of one.
-    segment_bytes : int
-        Size of a segment.
+    segment_bytes : int, optional
+        Size of a segment; by default the wire's.
     order : sequence of int, optional
         Which block of the array each rank's chunk is; by default in the order of the ring.
     """
 
-    def __init__(self, comm: Any, n: int, itemsize: int, segment_bytes: int = SEGMENT_BYTES,
+    def __init__(self, wire: Wire, n: int, itemsize: int, segment_bytes: int | None = None,
                  order: Sequence[int] | None = None):
-        self.comm, self.n, self.order = comm, n, order or range(comm.size)
-        most = min(max(1, segment_bytes // itemsize), LARGEST)
-        self.segments = max(1, ceil_div(ceil_div(n, comm.size), most))
+        self.comm, self.n, self.order = wire.comm, n, order or range(wire.comm.size)
+        most = min(max(1, (segment_bytes or wire.segment_bytes) // itemsize), LARGEST)
+        self.segments = max(1, ceil_div(ceil_div(n, wire.comm.size), most))
 
     @property
     def half(self) -> int:

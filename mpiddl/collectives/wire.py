@@ -13,6 +13,10 @@ from mpiddl.memory import aligned_zeros
 
 TAGS = 32768  # every library has as many
 
+SEGMENT_BYTES = {"Open MPI": 60 * 1024, "": 128 * 1024}
+"""Of a pipelined message, by what a library calls itself, at last any. Larger ones cost fewer calls. Over TCP, Open MPI sends
+up to 64 KiB at once, and asks before it sends more: questions and answers then wait behind what links have still to carry."""
+
 
 class Wire:
     """Where collectives send.
@@ -21,10 +25,13 @@ class Wire:
     ----------
     comm : Comm
         A duplicate: no message of a collective can be taken for one of the user's.
+    segment_bytes : int
+        Of a pipelined message.
     """
 
     def __init__(self, comm: Any):
-        self.comm = comm
+        self.comm, library = comm, comm.library()
+        self.segment_bytes = next(nbytes for name, nbytes in SEGMENT_BYTES.items() if library.startswith(name))
         self._calls = 0
         self._idle: list[np.ndarray] = []
         self._lock = threading.Lock()  # a progress thread may be in the middle of another collective
