@@ -104,6 +104,13 @@ def test_a_host_reads_its_own_counters(bed):
     assert list(outside) == inside
 
 
+def test_tcp_of_hosts_answers_loss_only(bed):
+    for _ in range(2):
+        assert bed.exec("h3", ["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]).stdout.strip() in {"cubic", "reno"}
+        bed.kill_host("h3")
+        bed.boot("h3")
+
+
 def test_a_killed_host_is_gone_until_it_is_booted(bed):
     before = bed.exec("h3", ["cat", "/proc/sys/kernel/random/boot_id"]).stdout
     bed.kill_host("h3")

@@ -84,6 +84,7 @@ def _become(number: int, plan: Plan, end: int) -> NoReturn:
         kernel.unshare(kernel.NEWNET | kernel.NEWUTS | kernel.NEWIPC | kernel.NEWNS)
         socket.sethostname(f"h{number}")
         links.silence()
+        links.steady()
         tool(["ip", "-batch", "-"], links.host_commands(number, plan.loss))
         tool(["tc", "-batch", "-"], links.shape("eth0", plan.rate) + "\n")
         kernel.unshare(kernel.NEWPID)  # last: the first process started after it is the host's pid 1
