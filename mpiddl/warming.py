@@ -38,19 +38,19 @@ def limited_threads(comm: Any, wanted: int, env: Mapping[str, str]) -> Iterator[
 
 def warm(comm: Any, model: Any, optimiser: Any, rows: ShardedRows, job: Job, strategy: Strategy) -> None:
     """Compile, or load from numba's cache, every kernel of a training step: one rank of each node first. Collective."""
-    shared = type(strategy).memory is not Strategy.memory  # then the sum may be one that must not be written
     local = comm.local_ranks()
     if local.rank == 0:
-        _compile(model, optimiser, rows, job, shared)
+        _compile(model, optimiser, rows, job, strategy, comm.size)
     local.patient_barrier()
     if local.rank != 0:
-        _compile(model, optimiser, rows, job, shared)
+        _compile(model, optimiser, rows, job, strategy, comm.size)
     local.patient_barrier()
     local.Free()
 
 
-def _compile(model: Any, optimiser: Any, rows: ShardedRows, job: Job, shared: bool) -> None:
+def _compile(model: Any, optimiser: Any, rows: ShardedRows, job: Job, strategy: Strategy, size: int) -> None:
     """Call each kernel on next to nothing; what is compiled for a read-only array is another kernel."""
+    shared = type(strategy).memory is not Strategy.memory  # then the sum may be one that must not be written
     dtype = np.dtype(job.dtype)
     if hasattr(model, "warm"):
         model.warm(dtype)
@@ -60,4 +60,5 @@ def _compile(model: Any, optimiser: Any, rows: ShardedRows, job: Job, shared: bo
         optimiser.update(params, grad, optimiser.init(1, dtype), 0.0)
         if job.clip:
             clip_norm(grad, 1.0, job.clip)
+    strategy.warm(size, dtype)
     rows.batch(0, 0)

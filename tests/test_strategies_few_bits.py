@@ -6,14 +6,16 @@ import shutil
 
 import numpy as np
 import pytest
+from mpiddl.kernels import quantise as quantising
 from mpiddl.kernels.quantise import BLOCK, MIDDLES, add_quantised, quantise
+from numba import typeof
 from test_strategies_clients import JOB, distance, on_virtual_ranks, weights
 from test_strategies_gossip import SIZE, mixed, walks
 
 import mpiddl
 from mpiddl.collectives.mean_quantised import mean_quantised, owned
 from mpiddl.errors import ConvergenceError, UsageError
-from mpiddl.strategies import Gossip, GossipAdaptive, make_strategy
+from mpiddl.strategies import Gossip, GossipAdaptive, LocalSGD, chain, make_strategy
 from mpiddl.transport import virtual
 
 LENGTHS = [0, 1, 3, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7]
@@ -153,6 +155,30 @@ def test_they_learn_and_go_on_after_a_kill_as_if_it_had_not_been(tmp_path, name)
     resumed = on_virtual_ranks(3, make_strategy(name), **settings, resume=True)
     assert len({weights(result).tobytes() for result in straight + resumed}) == 1
     assert resumed[0].summary["test_accuracy"] > 0.6
+
+
+@virtually
+@pytest.mark.parametrize("composed", [False, True])
+def test_kernels_are_compiled_before_the_first_step(monkeypatch, composed):
+    before, within, steps = set(), set(), []
+
+    def listening(name, real):
+        def call(*given):
+            (within if steps else before).add((name, *map(typeof, given)))
+            real(*given)
+
+        return call
+
+    class Marking(Gossip):
+        def combine(self, comm, state, grad, replica, step):
+            steps.append(step)
+            return super().combine(comm, state, grad, replica, step)
+
+    for name in ("_quantise", "_add"):
+        monkeypatch.setattr(quantising, name, listening(name, getattr(quantising, name)))
+    strategy = Marking("complete", bits=4)
+    on_virtual_ranks(2, chain(strategy, LocalSGD(9)) if composed else strategy, max_steps=2)
+    assert len(within) == 2 and within <= before
 
 
 @virtually

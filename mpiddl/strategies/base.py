@@ -1,7 +1,7 @@
 """The strategy interface: how ranks agree on one model.
 
 A strategy is eight functions, all optional; what is not written is the identity. Two more, `note` and `figures`, say
-something about it to the user, and `resolve` lets one choose another by the ranks that there are.
+something about it to the user, `resolve` lets one choose another by the ranks that there are, and `warm` compiles its kernels.
 
     placement   which shards a rank trains on
     memory      where the gradient is made, if a collective wants to find it there
@@ -188,6 +188,9 @@ class Strategy:
         Called on every rank, before the first step.
         """
         return None
+
+    def warm(self, size: int, dtype: np.dtype) -> None:
+        """Compile, or load from the cache, the kernels that this strategy calls itself on ``size`` ranks; it does not talk."""
 
     def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
         """What the user should know before a run with gradients of ``size`` elements: a sentence, or nothing. Collective."""

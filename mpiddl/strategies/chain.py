@@ -46,6 +46,10 @@ class Chain(Strategy):
     def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
         return self.members[0].memory(comm, size, dtype)
 
+    def warm(self, size: int, dtype: np.dtype) -> None:
+        for member in self.members:
+            member.warm(size, dtype)
+
     def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
         return "; ".join(filter(None, (member.note(comm, size, dtype) for member in self.members)))
 

@@ -25,7 +25,7 @@ from mpiddl.errors import UsageError
 from mpiddl.strategies.averages import average
 from mpiddl.strategies.base import Replica, Step, Strategy, brief, check_numbers
 from mpiddl.strategies.exchange import blend
-from mpiddl.strategies.few_bits import check_bits, few_bits_average, few_bits_state, few_bits_taken
+from mpiddl.strategies.few_bits import check_bits, few_bits_average, few_bits_state, few_bits_taken, few_bits_warm
 from mpiddl.strategies.graphs import (
     COMPLETE,
     DIRECTIONS,
@@ -115,6 +115,9 @@ class Gossip(Strategy):
 
     def check(self, size: int) -> None:
         check(self.graph, size, self.symmetric)
+
+    def warm(self, size: int, dtype: np.dtype) -> None:
+        few_bits_warm(size, dtype, self.bits)
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         return {"exchanges": 0, **slow_state(replica.params, self.outer), **few_bits_state(comm, replica.params, self.bits)}
