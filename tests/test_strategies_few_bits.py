@@ -14,7 +14,7 @@ from test_strategies_gossip import SIZE, mixed, walks
 
 import mpiddl
 from mpiddl.collectives.mean_quantised import mean_quantised, owned
-from mpiddl.errors import ConvergenceError, UsageError
+from mpiddl.errors import ConvergenceError, MismatchError, UsageError
 from mpiddl.strategies import Gossip, GossipAdaptive, LocalSGD, chain, make_strategy
 from mpiddl.transport import virtual
 
@@ -116,7 +116,7 @@ def test_real_ranks_have_the_bits_of_virtual_ones(comm, count, bits):
 @virtually
 @each_bits
 def test_bytes_are_those_of_codes_and_scales(bits):
-    steps, given = 20, lambda rank, step: draw(2 * BLOCK + 10, rank, step, np.float32)
+    steps, given = 20, lambda rank, step: draw(2 * BLOCK + 10, rank if step else 0, step, np.float32)
     found = mixed(Gossip("complete", period=5, bits=bits), 4, steps, given)
     whole, rest = 4 + BLOCK * bits // 8, 4 + -(-10 * bits // 8)
     wanted = [3 * each + (2 * whole + rest - each) for each in (whole, whole, rest, 0)]  # ranks 0 to 2 own a block each
@@ -206,6 +206,12 @@ def test_a_number_that_is_none_ends_training():
 def test_what_makes_no_sense(name, message):
     with pytest.raises(UsageError, match=message):
         make_strategy(name)
+
+
+@virtually
+def test_ranks_that_begin_with_other_models_are_refused():
+    with pytest.raises(MismatchError, match="gossip with bits=4: parameters to begin with .* rank 2 "):
+        mixed(Gossip("complete", bits=4), 3, 2, lambda rank, step: np.full(SIZE, rank // 2 + step, np.float32))
 
 
 @virtually

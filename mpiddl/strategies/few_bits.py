@@ -12,12 +12,14 @@ Law: one rank, or bits = 0, is without all this, bit for bit.
 from __future__ import annotations
 
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from mpiddl.collectives.mean_quantised import Message, mean_quantised, owned
 from mpiddl.errors import UsageError
 from mpiddl.kernels.quantise import MIDDLES
+from mpiddl.transport.agree import check_equal
 from mpiddl.transport.base import Comm
 
 
@@ -36,9 +38,13 @@ def few_bits_warm(size: int, dtype: np.dtype, bits: int) -> None:
 
 
 def few_bits_state(comm: Comm, params: np.ndarray, bits: int) -> dict[str, Any]:
-    """What a strategy's state has to hold: nothing, if all bits are sent, or nobody is there to send them to."""
+    """What a strategy's state has to hold: nothing, if all bits are sent, or nobody is there to send them to. Collective.
+
+    Raises a `MismatchError` on every rank if ranks begin with other ``params``: they would stay as far apart for good.
+    """
     if not bits or comm.size == 1:
         return {}
+    check_equal(comm, f"gossip with bits={bits}", {"parameters to begin with (checksum)": crc32(params.data)})
     part = owned(params.size, comm.size, comm.rank)
     return {"anchor": params.copy(), "unsent": np.zeros_like(params), "owed": np.zeros_like(params[part])}
 
