@@ -2,8 +2,9 @@
 
 A number is ``(code - middle) * scale``. With 8 and 4 bits the largest of a block has the largest code, and nothing is lost of
 zero; with 2 bits the four levels are those even ones that lose least of normal numbers (Max 1960,
-doi:10.1109/TIT.1960.1057548). A block with a number that is not finite has a scale of NaN: all of it arrives as NaN, and NaN
-is left.
+doi:10.1109/TIT.1960.1057548), and there is none for zero: where few of a block change, they take some ten turns to arrive. A
+block with a number that is not finite, or with numbers that no float32 scale can tell, has a scale of NaN: all of it arrives
+as NaN, and NaN is left.
 Cost: an array is read and written once, by `quantise` and by `add_quantised`. Source: Seide et al., Interspeech 2014, for what
 is kept [departure: there 1 bit, and other scales].
 """

@@ -35,6 +35,18 @@ def sent(values, bits):
     return arrived, left
 
 
+def sent_by_numpy(values, bits):
+    """The same as `sent`, a block at a time, as its text says it."""
+    arrived = np.zeros_like(values)
+    for begin in range(0, values.size, BLOCK):
+        part = values[begin : begin + BLOCK]
+        scale = 0.9957 * np.sqrt(np.mean(part.astype(float) ** 2)) if bits == 2 else abs(part).max() / part.dtype.type(MIDDLES[bits])
+        step = part.dtype.type(np.float32(scale))
+        codes = np.clip(np.rint(part * (1 / step) + MIDDLES[bits]), 0, 2 * MIDDLES[bits])
+        arrived[begin : begin + BLOCK] = (codes - MIDDLES[bits]).astype(part.dtype) * step
+    return arrived
+
+
 def normal(*shape, dtype=np.float64):
     return np.random.default_rng(shape).standard_normal(shape).astype(dtype)
 
@@ -54,6 +66,28 @@ def test_what_does_not_arrive_is_left(count, dtype, bits):
             assert abs(left[part]).max() <= abs(values[part]).max() / MIDDLES[bits] * 0.5001
     if count > BLOCK:
         assert left @ left < LOST[bits] * (values @ values)
+
+
+@virtually
+@each_bits
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_codes_are_those_of_numpy(dtype, bits):
+    values = normal(9 * BLOCK + 5, dtype=dtype)
+    arrived, wanted = sent(values, bits)[0], sent_by_numpy(values, bits)
+    near = np.isclose(arrived, wanted, rtol=1e-6, atol=1e-12)
+    assert near.mean() > 0.999  # sums of squares in another order may turn what is halfway
+
+
+@virtually
+@each_bits
+def test_what_is_kept_stays_bounded_however_few_numbers_of_a_block_change(bits):
+    """One of 256 changes, always the same way: two bits say so little of it that some ten changes are under way."""
+    kept, scales, codes, norms = np.zeros(BLOCK), np.empty(1, np.float32), np.empty(BLOCK * bits // 8, np.uint8), []
+    for _ in range(300):
+        kept[7] += 1
+        quantise(kept, scales, codes, bits)
+        norms.append(np.linalg.norm(kept))
+    assert max(norms) < 12 and np.ptp(norms[100:]) < 3
 
 
 @virtually
