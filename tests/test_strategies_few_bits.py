@@ -244,7 +244,7 @@ def test_what_makes_no_sense(name, message):
 
 @virtually
 def test_ranks_that_begin_with_other_models_are_refused():
-    with pytest.raises(MismatchError, match="gossip with bits=4: parameters to begin with .* rank 2 "):
+    with pytest.raises(MismatchError, match=r"gossip with bits=4: parameters to begin with .* rank 2 "):
         mixed(Gossip("complete", bits=4), 3, 2, lambda rank, step: np.full(SIZE, rank // 2 + step, np.float32))
 
 
