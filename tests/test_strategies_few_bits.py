@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -40,7 +41,8 @@ def sent_by_numpy(values, bits):
     arrived = np.zeros_like(values)
     for begin in range(0, values.size, BLOCK):
         part = values[begin : begin + BLOCK]
-        scale = 0.9957 * np.sqrt(np.mean(part.astype(float) ** 2)) if bits == 2 else abs(part).max() / part.dtype.type(MIDDLES[bits])
+        largest = abs(part).max() / part.dtype.type(MIDDLES[bits])
+        scale = 0.9957 * np.sqrt(np.mean(part.astype(float) ** 2)) if bits == 2 else largest
         step = part.dtype.type(np.float32(scale))
         codes = np.clip(np.rint(part * (1 / step) + MIDDLES[bits]), 0, 2 * MIDDLES[bits])
         arrived[begin : begin + BLOCK] = (codes - MIDDLES[bits]).astype(part.dtype) * step
@@ -135,6 +137,19 @@ def test_nothing_is_lost_for_good_and_all_have_the_same(size, count, bits):
         kept[part] += size * owed
     assert len({each.tobytes() for each, *_ in found}) == 1
     np.testing.assert_allclose(size * found[0][0].sum(axis=0) + kept, given, atol=1e-12)
+
+
+@virtually
+def test_a_mean_takes_no_memory_but_that_of_its_messages():
+    count = 1000 * BLOCK
+    arrays = [[np.ones(count), np.zeros(count // 2), np.empty(count)] for _ in range(2)]
+    quantised = count * 2 // 8 + 4 * count // BLOCK
+    virtual.run(2, lambda comm: mean_quantised(comm, *arrays[comm.rank], 2))
+    tracemalloc.start()
+    virtual.run(2, lambda comm: mean_quantised(comm, *arrays[comm.rank], 2))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 2 * quantised < most < 2 * 4 * quantised  # of two ranks; virtual ones copy what they send
 
 
 @pytest.mark.mpi

@@ -4,7 +4,7 @@ Each rank owns a part of whole blocks. Ranks send the owner of a part what they 
 (`mpiddl.kernels.quantise`); the owner adds that up in the order of ranks, quantises the mean and sends it to all. So all have
 the same bits, on every MPI library.
 Cost a rank: 2 (P-1) messages; (P-1)/P of the quantised bytes, n bits/8 and 4 for each 256 numbers, and P-1 times those of its
-own part: about 2 (P-1)/P of them in all. Memory: three times the quantised bytes, and V/P.
+own part: about 2 (P-1)/P of them in all. Memory: three times the quantised bytes.
 Source: Tang et al., ICML 2019, arXiv:1905.05957, algorithm 1 (DoubleSqueeze) [interpretation: each rank is the server of a
 part].
 Laws: the sum over ranks of what goes in, with what was unsent, is P times the mean, with what is unsent and owed after it.
@@ -56,7 +56,7 @@ def mean_quantised(comm: Any, unsent: np.ndarray, owed: np.ndarray, mean: np.nda
     owed : ndarray, the size of `owned`
         What the means of this rank's part have lost so far; it is added, and what is lost now is left.
     mean : ndarray, (n,)
-        The same bits on all ranks.
+        The same bits on all ranks; nothing of what was in it counts.
     bits : int
         8, 4 or 2.
     """
@@ -66,7 +66,8 @@ def mean_quantised(comm: Any, unsent: np.ndarray, owed: np.ndarray, mean: np.nda
     theirs = [Message(owed.size, bits) for _ in range(size)]
     theirs[rank] = given[rank]
     _swap(comm, given, theirs, GIVEN)
-    total = np.zeros_like(owed)
+    total = mean[parts[rank]]  # there is room for it
+    total[:] = 0
     for message in theirs:
         message.add_to(total)
     total *= 1 / size
