@@ -23,7 +23,7 @@ session watch probes
 request
 prediction loop evaluation
 checkpoint recipes warming report folder
-metrics job communicator conditions
+metrics job communicator conditions start_barrier
 traffic
 strategies
 tuning

@@ -28,20 +28,43 @@ def bed():
         pytest.skip(f"{error}")
 
 
-# Slurm's pmi2 now and then takes a part of a long line for the whole of it (mpi/pmi2, "value not properly terminated"), which
-# is not what is tested here.
+# Slurm's pmi2 now and then takes a part of a long line for the whole of it (mpi/pmi2, "value not properly terminated"), and the
+# job ends, or hangs: not what is tested here. Jobs of MPICH are started by its own launcher; srun alone is tried again.
 TORN = "value not properly terminated in client request"
+LAUNCH = {"LAUNCH": "mpiexec"} if MPI_TYPE == "pmi2" else {"MPI_TYPE": MPI_TYPE}
+
+# Nobody sends a message while another may still be in MPI_Init, which is what a start barrier that does not hold leads to.
+DOCTOR = """
+import time
+from mpi4py import MPI
+from mpiddl import doctor
+time.sleep(1)
+for finding in doctor.run():
+    if finding.name == "start barrier" and MPI.COMM_WORLD.rank == 0:
+        print(finding)
+"""
 
 
 @pytest.mark.limit(180)
 def test_srun_trains_over_hosts(bed, tmp_path):
     for _ in range(3):
         train = ["mpiddl", "train", "--data", "digits", "--max-steps", "5", "--overwrite", "--out", str(tmp_path / "run")]
-        done = bed.exec("login", ["srun", "-N2", "-n4", f"--mpi={MPI_TYPE}", *train], timeout_s=100)
+        done = bed.exec("login", ["srun", "-N2", "-n4", f"--mpi={MPI_TYPE}", *train], timeout_s=50)
         if TORN not in done.output:
             break
     assert done.returncode == 0, done.output
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["ranks"] == 4
+
+
+@pytest.mark.skipif(MPI_TYPE != "pmix", reason="only ranks of Open MPI start by a barrier of PMIx")
+@pytest.mark.limit(120)
+@pytest.mark.parametrize(("fence", "told"), [(None, "ok=True, value='holds ranks until all are there'"),
+                                             ("tree", "ok=None, value='ranks of a node go on without")])  # fmt: skip
+def test_a_start_barrier_that_does_not_hold_is_found(bed, fence, told):
+    words = ["env", f"SLURM_PMIX_FENCE={fence}"] if fence else []
+    srun = [*words, "srun", "-N2", "-n4", "--mpi=pmix", sys.executable, "-c", DOCTOR]
+    done = bed.exec("login", srun, timeout_s=100)
+    assert told in done.output, done.output
 
 
 @pytest.mark.limit(180)
@@ -50,7 +73,6 @@ def test_the_job_script_trains(bed, tmp_path):
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["ranks"] == 4
 
 
-@pytest.mark.skipif(MPI_TYPE == "pmi2", reason="Slurm's pmi2 tears MPICH's addresses apart too often")
 @pytest.mark.limit(180)
 def test_the_job_script_decomposes(bed, tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((400, 12)))
@@ -58,7 +80,6 @@ def test_the_job_script_decomposes(bed, tmp_path):
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["ranks"] == 4
 
 
-@pytest.mark.skipif(MPI_TYPE == "pmi2", reason="Slurm's pmi2 tears MPICH's addresses apart too often")
 @pytest.mark.limit(180)
 def test_the_job_script_compares(bed, tmp_path):
     job = tmp_path / "job.toml"
@@ -73,17 +94,12 @@ def test_the_job_script_compares(bed, tmp_path):
 
 def _submit(bed, folder, script, *flags, **settings):
     """Have a job script run to its end."""
-    for _ in range(3):
-        words = [f"{name}={value}" for name, value in {"VENV": sys.prefix, "MPI_TYPE": MPI_TYPE, **settings}.items()]
-        usual = ["--parsable", "--cpus-per-task=1", "--time=5", "--open-mode=truncate"]
-        sbatch = ["sbatch", *usual, *flags, str(SCRIPTS / script)]
-        done = bed.exec("login", ["env", *words, *sbatch], cwd=str(folder), timeout_s=60)
-        assert done.returncode == 0, done.output
-        state = _end(bed, done.output.split()[-1])
-        log = "".join(file.read_text() for file in folder.glob("*.log"))
-        if TORN not in log:
-            break
-    assert "JobState=COMPLETED" in state, state + log
+    words = [f"{name}={value}" for name, value in {"VENV": sys.prefix, **LAUNCH, **settings}.items()]
+    usual = ["--parsable", "--cpus-per-task=1", "--time=5", "--open-mode=truncate"]
+    done = bed.exec("login", ["env", *words, "sbatch", *usual, *flags, str(SCRIPTS / script)], cwd=str(folder), timeout_s=60)
+    assert done.returncode == 0, done.output
+    state = _end(bed, done.output.split()[-1])
+    assert "JobState=COMPLETED" in state, state + "".join(file.read_text() for file in folder.glob("*.log"))
 
 
 def _end(bed, job):

@@ -1,7 +1,9 @@
 """Slurm for real on the hosts: slurmctld on the login node, slurmd on each host, munge for both. No systemd, needs root.
 
 Known with Slurm 22.05 of Debian 12: slurmd wants a cgroup plugin named though it may use none, an empty spool folder,
-and PMIx's own authentication; its PMIx plugin opens the unversioned library that libpmix-dev brings.
+and PMIx's own authentication; its PMIx plugin opens the unversioned library that libpmix-dev brings. The plugin's barrier of
+the form "tree", which it takes where no data travel, holds nobody back: each node takes itself for the root and lets its ranks
+go. Then a rank of Open MPI gets messages while it is still in MPI_Init, and now and then crashes (open-mpi/ompi#12495).
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ def start(cluster: Cluster, env: Mapping[str, str] = os.environ) -> None:
     (folder / "state").mkdir(parents=True)
     (folder / CONFIG.name).write_text(_CONFIG.format(folder=FOLDER, hosts=cluster.plan.hosts))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+    (folder / "mpi.conf").write_text("PMIxCollFence=ring\n")
     own = environment(env)
     cluster.call(["/bin/sh", "-c", _MUNGE], own)
     cluster.call(["slurmctld", "-c"], own)
