@@ -34,7 +34,7 @@ class FlatBuffer:
     dtype
         float32 or float64.
     flat
-        An array to lay the views over (memory of an MPI window, say): 1-D, C-contiguous, of that dtype and of the
+        An array to lay the views over (memory that ranks share, say): 1-D, C-contiguous, of that dtype and of the
         size that `shapes` add up to. Not copied. By default a new one is made, aligned to `ALIGNMENT`, all zero.
 
     Attributes

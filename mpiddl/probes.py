@@ -1,7 +1,7 @@
 """What the doctor tries on a communicator: nodes, threads, shared memory, one-sided memory, messages, sums.
 
 Each probe is collective, checks what it received on this rank, and registers what has to be freed. What is
-known to break, and therefore tried: shared windows where the ranks of a host sit in containers of their own;
+known to break, and therefore tried: shared memory where the ranks of a host sit in containers of their own;
 one-sided operations on some fabrics (open-mpi/ompi#14174, #10633); large messages where small ones pass,
 because processes may not read each other's memory.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl import threads
+from mpiddl import start_barrier, threads
 from mpiddl.finding import Finding, spell
 
 LARGE = 4 << 20  # bytes: beyond the eager limit of every transport, so that the rendezvous path is tried
@@ -60,21 +60,17 @@ def _threads(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> F
 
 
 def _shared_memory(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
-    """Each rank writes its part of a window of its node and reads its neighbour's."""
-    from mpi4py import MPI
+    """Each rank writes its part of its node's shared memory and reads its neighbour's."""
+    from mpiddl.transport.mpi import MpiComm  # not above: it wants compiled kernels, and the doctor tells why there are none
 
-    node = _node(comm, made)
-    window: Any = MPI.Win.Allocate_shared(8, 8, comm=node)
-    made.callback(window.Free)
-    window.Lock_all()
-    np.frombuffer(window, np.float64)[0] = node.rank + 1
-    window.Sync()
+    node = MpiComm(_node(comm, made).Dup())
+    made.callback(node.Free)
+    memory = node.share(8)
+    mine, right = memory.segments[node.rank].view(np.float64), (node.rank + 1) % node.size
+    mine[0] = node.rank + 1
     node.Barrier()
-    window.Sync()
-    right = (node.rank + 1) % node.size
-    came = float(np.frombuffer(window.Shared_query(right)[0], np.float64)[0])
+    came = float(memory.segments[right].view(np.float64)[0])
     node.Barrier()
-    window.Unlock_all()
     remedy = "give the ranks of a host one /dev/shm with free space (Docker: --ipc=host)"
     return _compared(name, came == right + 1, f"read {came:g} of rank {right}, wanted {right + 1}", remedy)
 
@@ -162,6 +158,7 @@ PROBES = {
     "thread level": _thread_level,
     "nodes": _node_map,
     "threads": _threads,
+    "start barrier": start_barrier.probe,
     "messages": _ring,
     "allreduce": _allreduce,
     "shared memory": _shared_memory,

@@ -1,10 +1,21 @@
-"""Memory that the ranks of one node share, through an MPI window, and a barrier in it that no message takes part in."""
+"""Memory that the ranks of one node share, and a barrier in it that no message takes part in.
+
+It is a file without a name in the memory file system (/dev/shm): it has one until all ranks have opened it, and is empty so
+long. So nothing is left of processes that are killed, and nothing has to be given back in order at the end of a program. MPI's
+own windows have to: in MPI_Finalize Open MPI 5.0 frees those that are left in an order that differs between ranks, and hangs.
+"""
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
+import secrets
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from itertools import repeat, starmap, takewhile
+from contextlib import suppress
+from itertools import accumulate, repeat, starmap, takewhile
 from operator import not_
 from typing import Any
 
@@ -15,11 +26,13 @@ from mpiddl.kernels.meet import FLAGS, meet
 from mpiddl.memory import ALIGNMENT
 from mpiddl.transport.base import PATIENCE
 
-WHERE = "/dev/shm"  # both libraries keep their segments there
+WHERE = "/dev/shm"
+"""Linux's memory file system; elsewhere files for a moment."""
 
+PREFIX = "mpiddl-"
 
-MOST_WINDOWS = 1500
-"""MPICH has 2,048 contexts, of which each window takes one, and a segmentation fault instead of one more."""
+UNTRACKED = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+"""Else each mapping keeps a file open, of which a process may have a thousand or so."""
 
 
 class SharedMemory:
@@ -35,60 +48,55 @@ class SharedMemory:
     Attributes
     ----------
     segments : list of ndarray of uint8
-        Every rank's, in rank order, zero at first; each begins on a cache line. Gone after `Free`.
+        Every rank's, in rank order, zero at first; each begins on a page. After `Free` there are none; arrays that were kept
+        are then zero, and take no memory until they are touched.
     barrier : tuple
         The arguments by which a kernel meets the other ranks itself (`mpiddl.kernels.meet`), but for its patience.
 
     Raises
     ------
     CommError
-        On all ranks: the node's memory file system has not enough room.
+        On all ranks: the memory file system has not enough room, or ranks have none in common; too many files are open.
 
     Communication
     -------------
-    Collective over ``comm``: an all-gather, the allocation and a barrier.
+    Collective over ``comm``: four all-gathers of small objects.
     """
 
-    live = 0
-    """Windows of this process."""
-
     def __init__(self, comm: Any, nbytes: int):
-        if SharedMemory.live >= MOST_WINDOWS:
-            raise CommError(f"shared memory: {SharedMemory.live} pieces are in use, which is as many as MPI libraries bear; "
-                            "Free() those (a TwoStep has two) that are not needed any more")
-        SharedMemory.live += 1
-        self._comm, self._mpi, self.freed = comm, comm._mpi, False
-        sizes = comm.allgather(int(nbytes))
-        flags = ALIGNMENT + 8 * FLAGS * comm.size  # on cache lines of their own
-        _check_room(comm, sum(sizes) + flags)
-        info = self._mpi.Info.Create({"alloc_shared_noncontig": "true"})  # every segment near its owner
-        mine = sizes[comm.rank] + ALIGNMENT + (flags if comm.rank == 0 else 0)
-        self._window = self._mpi.Win.Allocate_shared(mine, 1, info, comm.raw)
-        info.Free()
-        self._window.Lock_all()  # one epoch from first to last: plain loads and stores, ordered by `meet`
-        parts = [np.frombuffer(self._window.Shared_query(rank)[0], np.uint8) for rank in range(comm.size)]
-        starts = [-part.ctypes.data % ALIGNMENT for part in parts]
-        self.segments = [part[start : start + size] for part, start, size in zip(parts, starts, sizes, strict=True)]
-        behind = starts[0] + -(-sizes[0] // ALIGNMENT) * ALIGNMENT
-        raised = parts[0][behind : behind + flags - ALIGNMENT].view(np.int64)
+        self._comm, self.freed = comm, False
+        own = int(nbytes)
+        if comm.rank == 0:  # flags behind it, on cache lines of their own
+            own = -(-own // ALIGNMENT) * ALIGNMENT + 8 * FLAGS * comm.size
+        pages = -(-own // mmap.PAGESIZE) * mmap.PAGESIZE
+        file, sizes, lengths = _opened_by_all(comm, int(nbytes), pages)
+        try:
+            starts = [0, *accumulate(lengths)]
+            _together(comm, lambda: _take(file, starts[comm.rank], pages), starts[-1])
+            self._map = _together(comm, lambda: mmap.mmap(file, starts[-1], **UNTRACKED), starts[-1])
+        finally:
+            os.close(file)
+        self._own = starts[comm.rank], pages
+        whole = np.frombuffer(self._map, np.uint8)
+        self.segments = [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+        behind = -(-sizes[0] // ALIGNMENT) * ALIGNMENT
+        raised = whole[behind : behind + 8 * FLAGS * comm.size].view(np.int64)
         self.barrier: tuple[Any, ...] = raised, np.zeros(5, np.int64), comm.rank, comm.size
-        self.segments[comm.rank][:] = 0  # by the owner: a page lies where it was first written
-        if comm.rank == 0:
-            raised[:] = 0
-        comm.raw.Barrier()
 
     def meet(self) -> KernelRequest:
         """A barrier; what any rank wrote before it, all see after it."""
         return KernelRequest(self._comm, meet, self.barrier)
 
     def Free(self) -> None:
-        """Collective; the segments must not be touched afterwards."""
+        """Collective: a barrier. Arrays that are kept nevertheless are harmless."""
         if not self.freed:
             self.freed = True
-            SharedMemory.live -= 1
             self.segments, self.barrier = [], ()
-            self._window.Unlock_all()
-            self._window.Free()
+            self._comm.raw.Barrier()  # nobody reads any more
+            if self._own[1]:
+                with suppress(AttributeError, OSError):  # where there is no such advice, the memory goes with the last array
+                    self._map.madvise(mmap.MADV_REMOVE, *self._own)
+            del self._map
 
 
 class KernelRequest:
@@ -125,17 +133,84 @@ def end_kernel(comm: Any, kernel: Callable[..., bool], arguments: tuple[Any, ...
         raise
 
 
-def _check_room(comm: Any, nbytes: int) -> None:
-    """Refuse what would end in a bus error when it is touched."""
+def _opened_by_all(comm: Any, nbytes: int, pages: int) -> tuple[int, list[int], list[int]]:
+    """A new file without a name, open on every rank of the node, if there is room; and what each rank wants, and takes."""
+    file, path, failed = -1, "", None
+    try:
+        if comm.rank == 0:
+            path = os.path.join(WHERE if os.path.isdir(WHERE) else tempfile.gettempdir(), PREFIX + secrets.token_hex(8))
+            try:
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                failed = error
+        sizes, lengths, paths = zip(*comm.allgather((nbytes, pages, path)), strict=True)
+        if comm.rank:
+            try:
+                file = os.open(paths[0], os.O_RDWR | os.O_CLOEXEC)
+            except OSError as error:
+                failed = error
+        if failed is None and (free := _free()) is not None and free < sum(lengths):
+            failed = OSError(errno.ENOSPC, "no room")
+        _agree(comm, failed, sum(lengths))
+    except BaseException:
+        if file >= 0:
+            os.close(file)
+        raise
+    finally:
+        if path:
+            with suppress(OSError):
+                os.unlink(path)
+    return file, list(sizes), list(lengths)
+
+
+def _free() -> int | None:
+    """Bytes of the memory file system that nobody has; None where there is none."""
     try:
         found = os.statvfs(WHERE)
     except OSError:
-        free = nbytes  # a system without it: the library knows where it puts its segments
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def _take(file: int, start: int, nbytes: int) -> None:
+    """Have so many bytes of a file for certain, near this process: one that is touched in vain is a bus error."""
+    if hasattr(os, "posix_fallocate"):
+        if nbytes:
+            os.posix_fallocate(file, start, nbytes)
     else:
-        free = found.f_bavail * found.f_frsize
-    free = min(comm.allgather(free))
-    if nbytes > free:
-        raise CommError(
-            f"shared memory: {nbytes / 1e6:.1f} MB wanted for {comm.size} ranks, {WHERE} has {free / 1e6:.1f} MB free; "
-            f"enlarge it (mount -o remount,size=8G {WHERE}, docker run --shm-size 8g) or take a strategy without shared memory"
-        )
+        os.truncate(file, max(os.fstat(file).st_size, start + nbytes))
+
+
+def _together(comm: Any, act: Callable[[], Any], nbytes: int) -> Any:
+    """What ``act`` gives, or a `CommError` on all ranks if it has failed on one; ``nbytes`` are wanted in all."""
+    made, failed = None, None
+    try:
+        made = act()
+    except (OSError, ValueError) as error:  # mmap's: a file shorter than is asked for, since another rank has failed
+        failed = error
+    _agree(comm, failed, nbytes)
+    return made
+
+
+def _agree(comm: Any, failed: Exception | None, nbytes: int) -> None:
+    """A `CommError` on all ranks if something has ``failed`` on one of them; ``nbytes`` are wanted in all."""
+    told = comm.allgather(None if failed is None else _words(comm, failed, nbytes))
+    if any(told):
+        raise CommError(f"shared memory: {next(filter(None, told))}")
+
+
+def _words(comm: Any, failed: Exception, nbytes: int) -> str:
+    """What has failed on this rank, and the remedy."""
+    number = getattr(failed, "errno", None)
+    if number == errno.ENOSPC:
+        room = _free()
+        free = "there is less" if room is None else f"{WHERE} has {room / 1e6:.1f} MB free"
+        return (f"{nbytes / 1e6:.1f} MB wanted for {comm.size} ranks, {free}; enlarge it (mount -o remount,size=8G {WHERE}, "
+                "docker run --shm-size 8g) or take a strategy without shared memory")
+    if number == errno.ENOENT and comm.rank:
+        return (f"rank {comm.rank} of this node does not find the file of rank 0: they have no {WHERE} in common; start the "
+                "ranks of a host in one container, or let containers share it (docker run --ipc=host)")
+    if number == errno.EMFILE:
+        return (f"rank {comm.rank} of this node has as many files open as it may; raise the limit (ulimit -n), or Free() "
+                "pieces of shared memory (a TwoStep has two) that are not needed any more")
+    return f"rank {comm.rank} of this node: {failed}; take a strategy without shared memory"
