@@ -35,8 +35,8 @@ def outcome(accuracy, seconds=10.0, sent=4_000_000, **more):
     """What a run might have told."""
     curve = [{"samples": 1000 * k, "seconds": seconds * k / 2, "bytes": sent * k // 2, "accuracy": accuracy - 0.05 * (2 - k),
               "distance": 0.1} for k in (1, 2)]
-    return {"accuracy": accuracy, "seconds": seconds, "bytes": sent, "hosts": [], "staleness": None, "curve": curve,
-            "phases": {"compute": seconds, "communication": 0.0, "waiting": 0.0},
+    return {"accuracy": accuracy, "seconds": seconds, "bytes": sent, "staleness": None, "curve": curve,
+            "hosts": [{"sent": sent, "received": sent}], "phases": {"compute": seconds, "communication": 0.0, "waiting": 0.0},
             "wall": 1.0, "samples": 2000, "ranks": 2, "parameters": 100, "mpi": "none", **more}
 
 

@@ -11,7 +11,12 @@ import time
 
 import pytest
 
+from mpiddl.compare.check import Facts
+from mpiddl.compare.grid import make_grid
+from mpiddl.compare.places import Simulated
 from mpiddl.compare.processes import run
+from mpiddl.compare.store import Store
+from mpiddl.compare.study import Study
 from mpiddl.testbed.program import MARK, OUT_OF_TIME
 
 JOB = """
@@ -72,9 +77,9 @@ def test_a_comparison_that_is_killed_goes_on(job, tmp_path, command):
     assert cells.read_text().startswith(before) and len(cells.read_text().splitlines()) == 2
     assert "2 runs on the simulated clock: 1 there, 1 to do" in done.stderr, done.stderr
     until = time.monotonic() + 5
-    while marked("compare-") and time.monotonic() < until:  # a killed comparison's run ends by itself
+    while ranks(tmp_path) and time.monotonic() < until:  # a killed comparison's run ends by itself
         time.sleep(0.05)
-    assert not marked("compare-") and not list((tmp_path / "out").glob(".cell*"))
+    assert not ranks(tmp_path) and not list((tmp_path / "out").glob(".cell*"))
     (two_step, asgd), runs = read(tmp_path)
     assert all(row["seeds"] == [1] and row["accuracy"]["value"] > 50 and row["reached"] == 1 for row in (two_step, asgd))
     assert (two_step["ranks"], asgd["ranks"]) == (2, 3) and asgd["staleness"]["pushes"] == 2 * 2 * 21
@@ -120,7 +125,7 @@ def test_a_run_that_loses_a_rank_is_told_and_run_again(job, tmp_path, command):
     assert done.returncode == 0 and "1 there, 1 to do" in done.stderr, done.stderr
     rows, runs = read(tmp_path)
     assert [row["seeds"] for row in rows] == [[1], [1]] and not rows[0]["failed"]
-    assert all(run["samples"] == 2 * 1293 and len(run["curve"]) == 2 for run in runs) and not marked("compare-")
+    assert all(run["samples"] == 2 * 1293 and len(run["curve"]) == 2 for run in runs) and not ranks(tmp_path)
 
 
 @pytest.mark.usefixtures("namespaces")
@@ -162,4 +167,32 @@ def test_an_end_by_signal_keeps_what_there_is(job, tmp_path):
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGTERM and "the same command goes on from there" in said
-    assert not list(tmp_path.glob("out/.cell*"))
+    assert not list(tmp_path.glob("out/.cell*")) and not ranks(tmp_path)
+    assert not list(tmp_path.glob("out/failed/*"))  # they have not failed
+
+
+class Slow(Simulated):
+    """Runs are processes that sleep, which come into being slowly: the end of a comparison finds them in the middle of that."""
+
+    def __init__(self):
+        super().__init__(3, dict(os.environ))
+
+    def run(self, cell, files, mark, limit_s):
+        if cell.seed == 3:
+            raise RuntimeError("ends the comparison")
+        time.sleep(0.3 * cell.seed)
+        words = [sys.executable, "-c", "import time; time.sleep(20)"]
+        return run(words, self._env, mark, limit_s)
+
+
+@pytest.mark.no_mpi
+def test_runs_that_are_just_beginning_when_it_ends_are_waited_for(tmp_path):
+    grid = make_grid({"epochs": 1}, {"strategies": ["ring"], "workers": 2, "seeds": 3})
+    store = Store(tmp_path, (1, 1), lambda text: None)
+    store.take()
+    facts = Facts(1000, {"rows": 1100, "test_rows": 100, "features": 64, "checksum": 7})
+    study, began = Study(grid, Slow(), store, facts, lambda text: None), time.monotonic()
+    with pytest.raises(RuntimeError, match="ends the comparison"):
+        study.run()
+    assert time.monotonic() - began < 15 and not marked(store.mark) and not list(tmp_path.glob(".cell*"))
+    store.close()

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.no_mpi
 
 TRAIN = {"epochs": 2, "hidden": [8], "optimiser": "nesterov"}
 FACTS = Facts(1000, {"rows": 1100, "test_rows": 100, "features": 64, "checksum": 7})
+HOSTS = [{"sent": 2_000_000, "received": 2_000_000}] * 2
 HARM = "<img src=x onerror=alert(1)>|"
 
 
@@ -40,8 +41,8 @@ def outcome(accuracy=0.9, seconds=10.0, sent=4_000_000, top=None, **more):
     curve = [{"samples": 1000 * k, "seconds": seconds * k / 2, "bytes": sent * k // 2, "distance": 0.1,
               "accuracy": (top or accuracy) - 0.05 * (2 - k)} for k in (1, 2)]  # fmt: skip
     return {"accuracy": accuracy, "seconds": seconds, "bytes": sent, "samples": 2000, "epochs": 2.0, "curve": curve,
-            "wall": 1.0, "phases": {"compute": seconds, "communication": 0.0, "waiting": 0.0}, "hosts": [], "staleness": None,
-            "strategy": "Ring()", "ranks": 2, "parameters": 100, "mpi": "none", **more}
+            "wall": 1.0, "phases": {"compute": seconds, "communication": 0.0, "waiting": 0.0}, "hosts": HOSTS,
+            "staleness": None, "strategy": "Ring()", "ranks": 2, "parameters": 100, "mpi": "none", **more}
 
 
 def found_of(grid, *told):
@@ -217,6 +218,20 @@ def test_seconds_that_are_the_budget_choose_nobody():
     told = advice(grid, slow, less)
     assert "Take two-step" in told and "All trained for the same seconds. Of the good ones, two-step and local-sgd, two" in told
     assert "Take local-sgd" in advice(replace(grid, budget=None), slow, less)
+
+
+def test_on_one_host_bytes_are_not_advised_by():
+    """There some strategies pass numbers through memory, and send nothing."""
+    grid = grid_of("two-step", "local-sgd", "gossip")
+    free, cheap = ([outcome(seconds=one, sent=sent, hosts=[]) for one in several]
+                   for sent, several in ((0, (9.9, 10.0, 9.8)), (10, (9.8, 9.7, 10.0))))
+    told = advice(grid, free, cheap, [outcome(hosts=[])] * 3)
+    assert "Take local-sgd" in told and "of these local-sgd was the fastest on average" in told
+    assert "bytes tell nothing here" in told and "fewer bytes" not in told and "If bytes are what" not in told
+    timed = replace(grid, budget=("seconds", 10.0))
+    assert "Take two-step" in advice(timed, free, cheap, free)
+    between = [[{**each, "hosts": HOSTS} for each in seeds] for seeds in (free, cheap, free)]
+    assert "bytes tell nothing" not in advice(grid, *between)
 
 
 def test_what_differs_by_rounding_is_the_same():

@@ -1,9 +1,9 @@
 """What to take, in plain language, and the figures behind it.
 
 Who is within ``margin`` points of the most accurate is good enough. Of these the fastest is recommended - to the target, if
-there is one -, and where several are as fast, as far as the seeds can tell, the one that sends least. A difference is beyond
-noise if the 95 % interval of its mean over paired seeds does not hold 0. Times to a target are known no better than validations
-are apart: what differs by less is as fast.
+there is one -, and where several are as fast, as far as the seeds can tell, the one that sends least; where ranks were all on
+one host, so that bytes tell nothing, the fastest on average. A difference is beyond noise if the 95 % interval of its mean over
+paired seeds does not hold 0. Times to a target are known no better than validations are apart: what differs by less is as fast.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ FASTER = 1.5
 
 OVER = 1.05
 """Who uses so many times the budget is told of."""
+
+
+ONE_HOST = ("All workers were on one host, where some strategies pass numbers through memory that workers share, which sends "
+            "nothing: bytes tell nothing here. If they are what you pay for, compare on several hosts, or with --testbed.")
 
 
 class Cost(NamedTuple):
@@ -59,21 +63,29 @@ def advise(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int, si
     cost = _cost(grid, able)
     fastest = min(able, key=lambda entry: _value(entry, cost.measure))
     tied = able if _same_seconds(grid, cost) else [entry for entry in able if _as_fast(entry, fastest, cost)]
-    choice = min(tied, key=lambda entry: _value(entry, sent))  # of those that send the same, the first, as they are compared
+    counted = simulated or _between_hosts(there)
+    # Of those that are the same, the first, as they are compared.
+    choice = min(tied, key=lambda entry: _preference(grid, cost, counted, entry))
     baseline = next(entry for entry in there if entry.label == grid.baseline)
     return Advice(workers, choice.label, [
         f"Take {choice.label}{_of(choice, grid)}",
         *_good_enough(grid, good, [entry for entry in whole if entry not in good], best),
-        *(_why(grid, choice, tied, cost) if len(able) > 1 else []),
-        *_against(choice, baseline, cost),
+        *(_why(grid, choice, tied, cost, counted) if len(able) > 1 else []),
+        *_against(choice, baseline, cost, counted),
         *_unsure(grid, choice, best),
-        *_others(grid, choice, good, best),
+        *_others(grid, choice, good, best, counted),
         *_faster(grid, choice, whole, good, best),
         *_troubles(there),
         *_budget(grid, there),
         *_caveats(grid, simulated),
+        *([] if counted else [ONE_HOST]),
         *_holds_for(choice, baseline, simulated),
     ])  # fmt: skip
+
+
+def _between_hosts(there: list[Entry]) -> bool:
+    """Whether workers were on several hosts, with links between them that were counted."""
+    return any(outcome.get("hosts") for entry in there for outcome in entry.good.values())
 
 
 def _cost(grid: Grid, able: list[Entry]) -> Cost:
@@ -82,6 +94,13 @@ def _cost(grid: Grid, able: list[Entry]) -> Cost:
         words = f"time to {percent(grid.target)} on the validation rows"
         return Cost(words, reaching(grid.target, "seconds"), grain(grid.target))
     return Cost("time of training", seconds)
+
+
+def _preference(grid: Grid, cost: Cost, counted: bool, entry: Entry) -> float:
+    """By what one is chosen of those as fast: what it sends, where that counts, else its time, if that is no budget."""
+    if counted:
+        return _value(entry, sent)
+    return 0.0 if _same_seconds(grid, cost) else _value(entry, cost.measure)
 
 
 def _same_seconds(grid: Grid, cost: Cost) -> bool:
@@ -147,19 +166,21 @@ def _unsure(grid: Grid, choice: Entry, best: Entry) -> list[str]:
             f"{gap.half - gap.value:.2f} below. More seeds tell more."]  # fmt: skip
 
 
-def _why(grid: Grid, choice: Entry, tied: list[Entry], cost: Cost) -> list[str]:
+def _why(grid: Grid, choice: Entry, tied: list[Entry], cost: Cost, counted: bool) -> list[str]:
     if len(tied) == 1:
         return [f"Of the good ones {choice.label} is the fastest ({cost.words})."]
     equal = " and ".join(filter(None, [", ".join(entry.label for entry in tied[:-1]), tied[-1].label]))
     kinds = "these seeds and the validations, an epoch apart," if cost.grain else "these seeds"
     least, most = (pick(_value(entry, sent) for entry in tied) for pick in (min, max))
     why = f"{choice.label} sends the fewest bytes" if least < most else f"which send the same, {choice.label} stands first"
+    if not counted:
+        why = f"{choice.label} stands first" if _same_seconds(grid, cost) else f"{choice.label} was the fastest on average"
     if _same_seconds(grid, cost):
         return [f"All trained for the same seconds. Of the good ones, {equal}, {why}."]
     return [f"Of the good ones {equal} are the fastest, alike as far as {kinds} can tell ({cost.words}); of these {why}."]
 
 
-def _against(choice: Entry, baseline: Entry, cost: Cost) -> list[str]:
+def _against(choice: Entry, baseline: Entry, cost: Cost, counted: bool) -> list[str]:
     if choice is baseline:
         return [f"{choice.label} is the baseline itself: of what else has results, nothing is worth a change."]
     accuracy = paired(choice, baseline, points)
@@ -169,7 +190,7 @@ def _against(choice: Entry, baseline: Entry, cost: Cost) -> list[str]:
     if cost.grain:
         parts.append(f"time of the whole training {difference(paired(choice, baseline, seconds), 's')}")
     ours, theirs = _value(choice, sent), _value(baseline, sent)
-    if ours and theirs:
+    if counted and ours and theirs:
         parts.append(times(ours, theirs, "bytes"))
     return [f"Against the baseline, {baseline.label}, with the same seeds: {'; '.join(parts)}."]
 
@@ -183,11 +204,11 @@ def _longer(choice: Entry, baseline: Entry, cost: Cost) -> str:
     return f"{cost.words} {difference(gap, 's', cost.apart(choice, baseline))}{some}"
 
 
-def _others(grid: Grid, choice: Entry, good: list[Entry], best: Entry) -> list[str]:
+def _others(grid: Grid, choice: Entry, good: list[Entry], best: Entry, counted: bool) -> list[str]:
     """Who else is worth a look, by what counts."""
     least = min(good, key=lambda entry: _value(entry, sent))
     lines = []
-    if _value(least, sent) < _value(choice, sent):
+    if counted and _value(least, sent) < _value(choice, sent):
         lines.append(f"If bytes are what you pay for: {least.label}{_of(least, grid)}")
     if best is not choice:
         lines.append(f"If accuracy alone counts: {best.label}{_of(best, grid)}")

@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -114,8 +115,10 @@ class Here(_Plain):
 
     def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
         crowded = cell.workers > len(cores().ids) and "SLURM_JOB_ID" not in self._env  # there ranks go to several nodes
-        env = mpis.willing(self._env, crowded)
-        return run([*self._launch, "-n", str(cell.workers), *PROGRAM, *files], env, mark, limit_s, launcher=True)
+        # Open MPI's launcher names its folder by its process number, leaves it if it is killed, and ends if there is one.
+        with tempfile.TemporaryDirectory(prefix="mpiddl-", ignore_cleanup_errors=True) as folder:
+            env = {mpis.SESSIONS: folder} | mpis.willing(self._env, crowded)
+            return run([*self._launch, "-n", str(cell.workers), *PROGRAM, *files], env, mark, limit_s, launcher=True)
 
 
 class OnTestbed(_Plain):

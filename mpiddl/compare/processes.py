@@ -98,6 +98,8 @@ def reason(ended: Ended, limit_s: float) -> str:
     'rate: got -1'
     >>> reason(Ended(-9, ""), 60)
     'ended by signal 9 (out of memory?)'
+    >>> reason(Ended(213, "prterun: no folder"), 60)  # there is no signal 85
+    'prterun: no folder'
     >>> reason(Ended(9, "=   PID 14 RUNNING AT h4\\n=   EXIT CODE: 9\\n[mpiexec@login] main: launcher returned error"), 60)
     'a rank on h4 ended with code 9'
     """
@@ -116,7 +118,8 @@ def reason(ended: Ended, limit_s: float) -> str:
 
 def _signal(code: int) -> int:
     """Which one ended a process, by its code or by the one a shell tells; 0: none did."""
-    return -code if code < 0 else max(0, code - 128)
+    number = -code if code < 0 else code - 128
+    return number if number in signal.valid_signals() else 0
 
 
 def _shown(text: str) -> str:

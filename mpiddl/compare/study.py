@@ -10,7 +10,8 @@ import sys
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,6 +34,9 @@ VERSIONS = "numpy", "numba"
 LONGEST = 100
 """Letters of a label in the name of a file."""
 
+MOMENT_S = 0.05
+"""Between two looks whether the processes of a comparison that ends are gone."""
+
 JOB_OVER = 75  # EX_TEMPFAIL of sysexits.h: later it may go
 
 
@@ -43,6 +47,7 @@ class Study:
         self.grid, self.place, self.store, self.facts, self.say = grid, place, store, facts, say
         self.versions = {"mpiddl": __version__, **{name: importlib.metadata.version(name) for name in VERSIONS}}
         self._over, self._planned, self._walls = 0, 0, list[float]()
+        self._ending = threading.Event()
 
     def settings(self, cell: Cell) -> dict[str, Any]:
         """What `mpiddl.train` is given."""
@@ -75,10 +80,14 @@ class Study:
     def run(self, part: tuple[int, int] = (1, 1)) -> None:
         """Do what is missing; what has failed before is tried again, and what diverged is not."""
         if missing := self._missing(part):
-            with self.place:
-                for cell, outcome in self._outcomes(missing):
-                    self.store.add(self.key(cell), outcome)
-                    self._tell(cell, outcome)
+            self._ending.clear()
+            with self.place, closing(self._outcomes(missing)) as outcomes:
+                try:
+                    for cell, outcome in outcomes:
+                        self.store.add(self.key(cell), outcome)
+                        self._tell(cell, outcome)
+                finally:
+                    sweep(f"{self.store.mark}/")  # where a signal came between a process's start and the wait for it
 
     def _missing(self, part: tuple[int, int]) -> list[Cell]:
         number, count = part
@@ -86,7 +95,7 @@ class Study:
         self._planned = len(cells)
         return [cell for cell in cells if (self.store.find(self.key(cell)) or {"error": "missing"}).get("error")]
 
-    def _outcomes(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    def _outcomes(self, cells: Sequence[Cell]) -> Generator[tuple[Cell, dict[str, Any]], None, None]:
         """Each with what came of it, as they are done."""
         if self.place.jobs == 1:
             yield from ((cell, self._outcome(cell)) for cell in cells)
@@ -97,7 +106,7 @@ class Study:
             waiting.put(cell)
 
         def work() -> None:
-            while True:
+            while not self._ending.is_set():
                 try:
                     cell = waiting.get_nowait()
                 except queue.Empty:
@@ -107,18 +116,21 @@ class Study:
                 except BaseException as error:  # told where it is seen
                     done.put((cell, error))
 
-        for _ in range(min(self.place.jobs, len(cells))):
-            threading.Thread(target=work, daemon=True).start()
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(self.place.jobs, len(cells)))]
         try:
+            for thread in threads:
+                thread.start()
             for _ in cells:
                 cell, outcome = done.get()
                 if isinstance(outcome, BaseException):
                     raise outcome
                 yield cell, outcome
         finally:
-            while not waiting.empty():
-                waiting.get()
-            sweep(f"{self.store.mark}/")
+            self._ending.set()
+            while any(thread.is_alive() for thread in threads):  # each takes its folder away, and may be starting a process
+                sweep(f"{self.store.mark}/")
+                for thread in filter(threading.Thread.is_alive, threads):
+                    thread.join(MOMENT_S)
 
     def _outcome(self, cell: Cell) -> dict[str, Any]:
         """Run a cell. Whatever happens to it is its outcome."""
@@ -137,6 +149,8 @@ class Study:
             wall = {"wall": round(now() - began, 3)}
             if outcome.exists() and not ended.code:
                 return {**json.loads(outcome.read_text(encoding="utf-8")), **wall}
+        if self._ending.is_set():
+            raise InterruptedError("the comparison ends")
         if job_over(ended):
             self.say("the job that this runs in is at its end")
             sys.exit(JOB_OVER)

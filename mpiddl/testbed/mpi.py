@@ -30,6 +30,9 @@ _OPEN_MPI = _ANYHOW | _CROWDED | {
     "PRTE_MCA_plm_ssh_agent": str(SHARED / "agent"),
     "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
 }
+SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
+"""Where Open MPI's mpiexec keeps its folder."""
+
 _MPICH = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(SHARED / "agent")}
 
 
