@@ -123,7 +123,7 @@ def _sizes(call: str, sizes: Sequence[int]) -> tuple[int, ...]:
 def _entry(link: Any, place: Any, call: str, sizes: tuple[int, ...], seconds: float) -> Entry:
     found: dict[str, list[float]] = {}
     for size in sizes:
-        contenders = {name: Contender(call_) for name, call_ in _forced(link, call, size).items()}
+        contenders = {name: Contender(call_) for name, call_ in _forced(link, _Arrays(link, call, size)).items()}
         take_turns(link, contenders, seconds)
         for name, contender in contenders.items():
             found.setdefault(name, []).append(quantiles(contender.seconds)[1])
@@ -132,8 +132,9 @@ def _entry(link: Any, place: Any, call: str, sizes: tuple[int, ...], seconds: fl
 
 
 def _case(link: Any, comm: Any, call: str, size: int, seconds: float) -> Iterator[dict[str, Any]]:
-    contenders = {OURS: Contender(_calls(comm, call, size))}
-    contenders |= {name: Contender(call_) for name, call_ in _forced(link, call, size, size < LONG_ROUNDS).items()}
+    arrays = _Arrays(link, call, size)
+    contenders = {OURS: Contender(arrays.call(comm))}
+    contenders |= {name: Contender(call_) for name, call_ in _forced(link, arrays, size < LONG_ROUNDS).items()}
     take_turns(link, contenders, seconds)
     medians = {name: quantiles(contender.seconds) for name, contender in contenders.items()}
     best = min((name for name in medians if name != OURS), key=lambda name: medians[name][1])
@@ -147,36 +148,49 @@ def _case(link: Any, comm: Any, call: str, size: int, seconds: float) -> Iterato
     }
 
 
-def _forced(link: Any, call: str, size: int, all_of_them: bool = True) -> Calls:
+def _forced(link: Any, arrays: _Arrays, all_of_them: bool = True) -> Calls:
     """The call by the library and by each algorithm, results checked against the library's."""
     from mpiddl.communicator.kinds import always
 
     topology = neighbours(link).topology
-    names = [name for name in candidates(topology, call, readable(link)) if all_of_them or name not in ("doubling", "binomial")]
+    names = [name for name in candidates(topology, arrays.name, readable(link))
+             if all_of_them or name not in ("doubling", "binomial")]
     if topology.size == 1:
         names = [LIBRARY]
-    made = {name: _calls(link.raw if name == LIBRARY else always(link, name), call, size) for name in names}
-    wanted = made[LIBRARY]()
-    for name, call_ in made.items():
-        if not all(link.allgather(bool(np.array_equal(call_(), wanted)))):
-            raise MpiddlError(f"bench: {call} by {name} has another result than the library; nothing was measured")
+    made = {name: arrays.call(link.raw if name == LIBRARY else always(link, name)) for name in names}
+    wanted = arrays.given_by(made[LIBRARY])
+    for name, call in made.items():
+        if not all(link.allgather(bool(np.array_equal(arrays.given_by(call), wanted)))):
+            raise MpiddlError(f"bench: {arrays.name} by {name} has another result than the library; nothing was measured")
     return made
 
 
-def _calls(comm: Any, call: str, size: int) -> Callable[[], Any]:
-    """One call on arrays of its own; returns what it gave."""
-    ranks, rank = comm.Get_size(), comm.Get_rank()
-    n = max(1, size // 4) if call in ("allreduce", "reduce", "bcast") else max(1, size // 4 // ranks) * ranks
-    source = np.random.default_rng(rank).integers(1, 5, n).astype(np.float32)  # sums of small integers have no rounding
-    result, part = np.zeros_like(source), np.zeros(n // ranks, np.float32)
-    block = source[: n // ranks].copy()
-    ways: dict[str, Callable[[], Any]] = {
-        "allreduce": lambda: (comm.Allreduce(source, result), result)[1],
-        "reduce": lambda: (comm.Reduce(source, result, root=0), result)[1],
-        "bcast": lambda: (comm.Bcast(source if rank == 0 else result, root=0), source if rank == 0 else result)[1],
-        "allgather": lambda: (comm.Allgather(block, result), result)[1],
-        "reduce_scatter": lambda: (comm.Reduce_scatter_block(source, part), part)[1],
-        "barrier": comm.Barrier,
-    }
-    return ways[call]
+class _Arrays:
+    """What a call works on, the same memory for all: by where arrays lie in pages and caches contenders differ by a fifth."""
 
+    def __init__(self, link: Any, name: str, size: int):
+        ranks, self.rank, self.name = link.size, link.rank, name
+        n = max(1, size // 4) if name in ("allreduce", "reduce", "bcast") else max(1, size // 4 // ranks) * ranks
+        # Sums of small integers have no rounding.
+        self.source = np.random.default_rng(link.rank).integers(1, 5, n).astype(np.float32)
+        self.result, self.part = np.zeros_like(self.source), np.zeros(n // ranks, np.float32)
+        self.block = self.source[: n // ranks].copy()
+
+    def call(self, comm: Any) -> Callable[[], Any]:
+        """One call on ``comm``; returns what it gave."""
+        source, result, part, block = self.source, self.result, self.part, self.block
+        sent = source if self.rank == 0 else result
+        ways: dict[str, Callable[[], Any]] = {
+            "allreduce": lambda: (comm.Allreduce(source, result), result)[1],
+            "reduce": lambda: (comm.Reduce(source, result, root=0), result)[1],
+            "bcast": lambda: (comm.Bcast(sent, root=0), sent)[1],
+            "allgather": lambda: (comm.Allgather(block, result), result)[1],
+            "reduce_scatter": lambda: (comm.Reduce_scatter_block(source, part), part)[1],
+            "barrier": comm.Barrier,
+        }
+        return ways[self.name]
+
+    def given_by(self, call: Callable[[], Any]) -> Any:
+        """A copy of what a call gives, into arrays that hold nothing of the one before."""
+        self.result[:], self.part[:] = 0, 0
+        return np.copy(call())

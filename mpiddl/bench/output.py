@@ -77,15 +77,18 @@ def write(path: Path, rows: Rows) -> None:
 
 
 def show(title: str, rows: Rows, more: Sequence[str] = ()) -> None:
-    """Print the rows as a table on standard output; ``more`` names further columns. A case is named in its first row."""
+    """Print the rows as a table on standard output; ``more`` names further columns. A case is named in its first row, and
+    a contender that is the only one in the title."""
     from rich.console import Console
     from rich.table import Table
 
-    against = {row["baseline"] for row in rows}
-    several = len(against) > 1
-    table = Table(title=title if several else f"{title}, against {against.pop()}", title_justify="left")
+    names = {name: {row[name] for row in rows} for name in ("contender", "baseline")}
+    shown = [name for name, found in names.items() if len(found) > 1]
+    ours = "" if "contender" in shown else f": {names['contender'].pop()}"
+    against = "" if "baseline" in shown else f", against {names['baseline'].pop()}"
+    table = Table(title=title + ours + against, title_justify="left")
     table.add_column("case", no_wrap=True)
-    for name in ("contender", *(["baseline"] if several else [])):
+    for name in shown:
         table.add_column(name)
     for name in ("ms", "baseline ms", "ratio", *map(_heading, more)):
         table.add_column(name, justify="right")
@@ -95,7 +98,7 @@ def show(title: str, rows: Rows, more: Sequence[str] = ()) -> None:
         if new and case is not None:
             table.add_section()
         case = row["case"]
-        table.add_row(case if new else "", row["contender"], *([row["baseline"]] if several else []),
+        table.add_row(case if new else "", *(row[name] for name in shown),
                       f"{row['seconds'] * 1e3:.3f}", f"{row['baseline_seconds'] * 1e3:.3f}", f"{row['ratio']:.2f}",
                       *(_cell(name, row[name]) for name in more))
     Console(color_system=None, width=128).print(table)
@@ -134,7 +137,9 @@ def _cell(name: str, value: Any) -> str:
         return f"{value * 1e3:.3f}"
     if name.endswith("_bytes"):
         return f"{value / 1e6:.3f}"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+    return str(value)
 
 
 def _version(package: str) -> str | None:

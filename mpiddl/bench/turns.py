@@ -1,4 +1,7 @@
-"""Contenders in turns on all ranks of a communicator: every sample is the slowest rank's, between two barriers."""
+"""Contenders in turns on all ranks of a communicator: every sample is the slowest rank's, between two barriers.
+
+The order changes from turn to turn: nobody comes after the same one always, and finds caches as that one leaves them.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,11 @@ def take_turns(comm: Any, contenders: dict[str, Contender], seconds: float) -> N
     estimates = {name: _count(comm, contender) for name, contender in contenders.items()}
     calls = {name: max(1, round(SAMPLE_S / estimate)) for name, estimate in estimates.items()}
     turn = sum(ROW * calls[name] * estimates[name] for name in contenders)
+    names, draws = list(contenders), np.random.default_rng(0)  # the same on all ranks
     for _ in range(max(LEAST, round(seconds / turn)) if turn < seconds else LEAST):
-        for name, contender in contenders.items():
+        for name in map(names.__getitem__, draws.permutation(len(names))):
             row = ROW if estimates[name] < seconds / 50 else LONG_ROW
-            contender.seconds += [_sample(comm, contender.call, calls[name]) for _ in range(row)][1:]
+            contenders[name].seconds += [_sample(comm, contenders[name].call, calls[name]) for _ in range(row)][1:]
 
 
 def _count(comm: Any, contender: Contender) -> float:
