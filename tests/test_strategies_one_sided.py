@@ -215,7 +215,8 @@ def test_where_the_trial_fails_servers_of_their_own_take_over(comm, monkeypatch,
             raise CommError("a lock was not given back")
         torn = really(guard, data, stamp, times)
         if stamp == 2 and failing == "lost":
-            data[0] -= 1
+            with guard.changing():  # without, this could itself be lost
+                data[0] -= 1
         return torn + (stamp == 2 and failing == "torn")
 
     monkeypatch.setattr(trial, "_change", change)

@@ -31,6 +31,10 @@ OPEN_MPI = {
 }
 AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
 
+# Open MPI's launcher names its folder in /tmp by its process number, leaves it if it is killed, and ends with 213 if there is
+# such a one; so each job has a place of its own for it.
+SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
+
 # Every process of a job inherits this variable. Sessions and process groups tell nothing: mpiexec gives each
 # rank its own.
 MARK = "MPIDDL_TEST_JOB"
@@ -66,18 +70,19 @@ def mpi_command(ranks: int, command: Sequence[str], env: Mapping[str, str]) -> l
 def started(command: Sequence[str], env: Mapping[str, str], **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A process that is dead, with all that it started, when the block is left."""
     mark = f"{env.get(MARK, '')}/{uuid.uuid4().hex}"
-    process = subprocess.Popen(
-        command,
-        env={**env, MARK: mark},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        text=True,
-        **options,
-    )
-    try:
-        yield process
-    finally:
-        _end(process, mark)
+    with tempfile.TemporaryDirectory(prefix="mpiddl-", ignore_cleanup_errors=True) as sessions:
+        process = subprocess.Popen(
+            command,
+            env={**env, MARK: mark, SESSIONS: sessions},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+            **options,
+        )
+        try:
+            yield process
+        finally:
+            _end(process, mark)
 
 
 def run(command: Sequence[str], env: Mapping[str, str], timeout_s: float, cwd: Any = None) -> Finished:
