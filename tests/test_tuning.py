@@ -174,7 +174,7 @@ def test_the_rule_names_what_there_is(reads, call, library):
 
 def test_the_rule_knows_where_a_library_is_slow():
     nodes = Topology([0, 0, 2, 2])
-    taken = {library: Chooser(nodes, HERE._replace(library=library), Table(), "the rule").algorithm("allreduce", 16 << 10)
+    taken = {library: Chooser(nodes, HERE._replace(library=library), Table(), "the rule").algorithm("allreduce", 32 << 10)
              for library in ("Open MPI v5.0.11", "MPICH Version: 5.0.2", "Another MPI 1.0")}  # fmt: skip
     assert taken == {"Open MPI v5.0.11": "two-step-leader", "MPICH Version: 5.0.2": "library", "Another MPI 1.0": "library"}
 

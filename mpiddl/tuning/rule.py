@@ -21,13 +21,15 @@ FEW = 4
 
 Steps = tuple[tuple[int, str], ...]
 
-ONE_NODE: dict[str, Steps] = {"allreduce": ((12 << 10, "two-step"),)}
+ONE_NODE: dict[str, Steps] = {"allreduce": ((16 << 10, "two-step"),)}
 """From so many bytes on, this; below the first, and where nothing stands, the library."""
+
+NEVER = 1 << 62
 
 READ_BYTES: dict[str, dict[str, tuple[int, ...]]] = {
     "allreduce": {"": (128 << 10, 64 << 10, 32 << 10)},
-    "reduce": {"MPICH": (16 << 10,) * 3, "": (4 << 20, 512 << 10, 512 << 10)},
-    "reduce_scatter": {"MPICH": (128 << 10, 64 << 10, 64 << 10), "": (256 << 10, 64 << 10, 64 << 10)},
+    "reduce": {"MPICH": (32 << 10, 16 << 10, 16 << 10), "": (NEVER, 512 << 10, 512 << 10)},
+    "reduce_scatter": {"": (128 << 10, 64 << 10, 64 << 10)},
 }
 """From so many bytes on 2, 3, 4 ranks of one node read each other's memory, where they may: against two-step, which adds up
 the more the more ranks there are, or the library, by what it calls itself, at last any."""
@@ -36,14 +38,14 @@ ONE_LARGE_NODE: dict[str, Steps] = {"allreduce": ((256 << 10, "two-step"),)}
 
 ACROSS: dict[str, dict[str, Steps]] = {
     "Open MPI": {
-        "allreduce": ((16 << 10, "two-step-leader"), (64 << 10, "two-step")),
-        "bcast": ((12 << 10, "chain"),),
+        "allreduce": ((24 << 10, "two-step-leader"), (64 << 10, "two-step")),
+        "bcast": ((24 << 10, "chain"),),
         "allgather": ((512 << 10, "ring"),),
-        "reduce_scatter": ((48 << 10, "ring"),),
+        "reduce_scatter": ((64 << 10, "ring"),),
     },
     "MPICH": {
         "allreduce": ((64 << 10, "two-step"),),
-        "bcast": ((12 << 10, "chain"),),
+        "bcast": ((32 << 10, "chain"),),
         "allgather": ((48 << 10, "ring"),),
         "reduce_scatter": ((64 << 10, "ring"),),
     },
