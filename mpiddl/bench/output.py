@@ -87,11 +87,11 @@ def show(title: str, rows: Rows, more: Sequence[str] = ()) -> None:
     ours = "" if "contender" in shown else f": {names['contender'].pop()}"
     against = "" if "baseline" in shown else f", against {names['baseline'].pop()}"
     table = Table(title=title + ours + against, title_justify="left")
-    table.add_column("case", no_wrap=True)
+    table.add_column("case")
     for name in shown:
         table.add_column(name)
     for name in ("ms", "baseline ms", "ratio", *map(_heading, more)):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)  # words can be read on two lines, a number not
     case = None
     for row in rows:
         new = row["case"] != case
