@@ -13,10 +13,11 @@ import pytest
 
 from mpiddl.compare.check import Facts
 from mpiddl.compare.grid import make_grid
-from mpiddl.compare.places import Simulated
+from mpiddl.compare.places import Here, Simulated
 from mpiddl.compare.processes import run
 from mpiddl.compare.store import Store
 from mpiddl.compare.study import Study
+from mpiddl.testbed.mpi import SESSIONS
 from mpiddl.testbed.program import MARK, OUT_OF_TIME
 
 JOB = """
@@ -138,6 +139,19 @@ def test_on_a_testbed_links_are_counted(job, tmp_path, command):
         assert egress == pytest.approx(ingress, rel=0.02) and row["sent_mb"]["value"] > 0
     # Payload, headers, and a few words about each step; validation is left out.
     assert two_step["sent_mb"]["value"] < two_step["egress_mb"]["value"] < 1.2 * two_step["sent_mb"]["value"] + 0.05
+
+
+@pytest.mark.no_mpi
+def test_launchers_have_a_folder_of_their_own(tmp_path):
+    """Open MPI's names one in it by its process number, and ends with 213 where another, that was killed, has left that."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f'#!/bin/sh\ncd "${SESSIONS}" && pwd && touch left\n')
+    launcher.chmod(0o755)
+    place = Here(str(launcher), None, os.environ)
+    grid = make_grid({"epochs": 1}, {"strategies": ["ring"], "workers": 2, "seeds": 2})
+    folders = {place.run(cell, ("a", "b"), "compare-test-own", 20.0).text.strip() for cell in grid.cells()}
+    assert len(folders) == 2 and not any(map(os.path.exists, folders))
+    assert all(os.path.basename(folder).startswith("compare-test-own.") for folder in folders)
 
 
 @pytest.mark.no_mpi

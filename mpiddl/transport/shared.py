@@ -72,7 +72,7 @@ class SharedMemory:
         file, sizes, lengths = _opened_by_all(comm, int(nbytes), pages)
         try:
             starts = [0, *accumulate(lengths)]
-            _together(comm, lambda: _take(file, starts[comm.rank], pages), starts[-1])
+            _together(comm, lambda: _take(file, starts[comm.rank], pages, starts[-1]), starts[-1])
             self._map = _together(comm, lambda: mmap.mmap(file, starts[-1], **UNTRACKED), starts[-1])
         finally:
             os.close(file)
@@ -172,13 +172,12 @@ def _free() -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def _take(file: int, start: int, nbytes: int) -> None:
-    """Have so many bytes of a file for certain, near this process: one that is touched in vain is a bus error."""
-    if hasattr(os, "posix_fallocate"):
-        if nbytes:
-            os.posix_fallocate(file, start, nbytes)
-    else:
-        os.truncate(file, max(os.fstat(file).st_size, start + nbytes))
+def _take(file: int, start: int, nbytes: int, size: int) -> None:
+    """Have this rank's part of a file of ``size`` bytes for certain, near it: what is touched in vain is a bus error."""
+    if not hasattr(os, "posix_fallocate"):
+        os.truncate(file, size)
+    elif nbytes:
+        os.posix_fallocate(file, start, nbytes)
 
 
 def _together(comm: Any, act: Callable[[], Any], nbytes: int) -> Any:
