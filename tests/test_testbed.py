@@ -10,6 +10,7 @@ import pytest
 
 from mpiddl.errors import UsageError
 from mpiddl.testbed import Testbed
+from mpiddl.testbed import mpi as mpis
 
 MIB = 1 << 20
 WHERE = """
@@ -122,6 +123,13 @@ def test_a_killed_host_is_gone_until_it_is_booted(bed):
         bed.boot("h3")
     assert bed.exec("h3", ["cat", "/proc/sys/kernel/random/boot_id"]).stdout not in ("", before)
     assert bed.exec("h3", ["hostname"]).stdout == "h3\n"
+
+
+def test_folders_of_this_machine_are_not_those_of_hosts():
+    """In each cluster process numbers begin anew: what one that was killed has left there would be in the way of the next."""
+    given = {"XDG_RUNTIME_DIR": "/run/user/0", mpis.SESSIONS: "/tmp/sessions", "OTHER": "kept"}
+    found = mpis.environment(None, given)
+    assert [name for name in given if name in found] == ["OTHER"]
 
 
 TALK = """

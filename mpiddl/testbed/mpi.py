@@ -19,7 +19,12 @@ FAMILIES = (OPEN_MPI, MPICH)
 
 # What an mpiexec or srun around us told this process about itself; a job that we start must not take it for its own.
 _OUTER_JOB = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "PRTE_LAUNCHED", "MPI_LOCAL", "HYDRA_", "HYDI_", "SLURM_")
-_ELSEWHERE = ("XDG_RUNTIME_DIR",)  # in /run, of which every host has its own
+
+SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
+"""Where Open MPI's mpiexec keeps a folder named by its process number."""
+
+# In /run, of which every host has its own; on the disk that clusters share, in each of which process numbers begin anew.
+_ELSEWHERE = ("XDG_RUNTIME_DIR", SESSIONS)
 
 _AS_ROOT = [f"{part}_ALLOW_RUN_AS_ROOT{twice}" for part in ("OMPI", "PRTE") for twice in ("", "_CONFIRM")]
 # All hosts share this machine's cores: a rank that waits has to leave its core to the others, none may be bound.
@@ -30,9 +35,6 @@ _OPEN_MPI = _ANYHOW | _CROWDED | {
     "PRTE_MCA_plm_ssh_agent": str(SHARED / "agent"),
     "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
 }
-SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
-"""Where Open MPI's mpiexec keeps its folder."""
-
 _MPICH = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(SHARED / "agent")}
 
 
