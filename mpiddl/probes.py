@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl import start_barrier, threads
+from mpiddl.errors import CommError
 from mpiddl.finding import Finding, spell
 
 LARGE = 4 << 20  # bytes: beyond the eager limit of every transport, so that the rendezvous path is tried
@@ -61,11 +62,7 @@ def _threads(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> F
 
 def _shared_memory(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
     """Each rank writes its part of its node's shared memory and reads its neighbour's."""
-    from mpiddl.transport.mpi import MpiComm  # not above: it wants compiled kernels, and the doctor tells why there are none
-
-    node = MpiComm(_node(comm, made).Dup())
-    made.callback(node.Free)
-    memory = node.share(8)
+    node, memory = _node_memory(comm, made)
     mine, right = memory.segments[node.rank].view(np.float64), (node.rank + 1) % node.size
     mine[0] = node.rank + 1
     node.Barrier()
@@ -79,6 +76,13 @@ def _one_sided(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) ->
     """Put, Get, Accumulate and Fetch_and_op between all ranks, with sums that come out exactly."""
     from mpi4py import MPI
 
+    try:
+        _node_memory(comm, made)
+        shares = True
+    except CommError:
+        shares = False
+    if not all(comm.allgather(shares)):
+        return Finding(name, None, "not tried: Open MPI crashes where ranks of a node share no memory", "see shared memory")
     size, right = comm.size, (comm.rank + 1) % comm.size
     window: Any = MPI.Win.Allocate(3 * 8, 8, comm=comm)
     made.callback(window.Free)
@@ -136,6 +140,15 @@ def _node(comm: Any, made: ExitStack) -> Any:
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     made.callback(node.Free)
     return node
+
+
+def _node_memory(comm: Any, made: ExitStack) -> tuple[Any, Any]:
+    """The same as a communicator of ours, and memory that they share; a `CommError` on all of them where there is none."""
+    from mpiddl.transport.mpi import MpiComm  # not above: it wants compiled kernels, and the doctor tells why there are none
+
+    node = MpiComm(_node(comm, made).Dup())
+    made.callback(node.Free)
+    return node, node.share(8)
 
 
 def _compared(name: str, well: bool, came: str, remedy: str) -> Finding:

@@ -35,7 +35,8 @@ def probe(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Find
     if not all(comm.allgather(fence is not None)):
         return Finding(name, True, "not tried: only srun --mpi=pmix has one of its own")
     nodes = comm.allgather(env.get("SLURM_NODEID"))
-    assert fence is not None
+    if fence is None or len(set(nodes)) == 1:
+        return Finding(name, True, "not tried: all ranks are on one node")
     held = [_held(comm, fence, late, nodes) for late in (0, nodes.index(nodes[-1]))]
     if all(held):
         return Finding(name, True, "holds ranks until all are there")

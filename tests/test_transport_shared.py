@@ -85,7 +85,7 @@ def test_it_takes_no_files_and_no_memory_once_it_is_freed(link):
     before = mapped(), len(os.listdir("/proc/self/fd"))
     memories = [link.share(size) for size in (0, 1, mmap.PAGESIZE, 100_000)]
     assert [memory.segments[link.rank].size for memory in memories] == [0, 1, mmap.PAGESIZE, 100_000]
-    assert mapped() == before[0] + len(memories)
+    assert (mapped(), len(os.listdir("/proc/self/fd"))) == (before[0] + len(memories), before[1])
     for memory in memories:
         memory.Free()
         memory.Free()  # the second time is nothing
@@ -116,9 +116,10 @@ def test_arrays_that_are_kept_are_zero_and_take_no_memory(link):
 @pytest.mark.parametrize(("where", "name", "number", "told"), [
     (os, "posix_fallocate", errno.ENOSPC, r"0\.\d MB wanted for .* enlarge it"),  # another group has taken the last room
     (os, "posix_fallocate", errno.EIO, r"of this node: \[Errno 5\] no"),
-    (mmap, "mmap", errno.EMFILE, r"ulimit -n"),
+    (shared, "mapped", errno.ENOMEM, r"of this node: \[Errno 12\] no"),
+    (os, "open", errno.EMFILE, r"ulimit -n"),
     (os, "open", errno.EACCES, r"of this node: \[Errno 13\] no"),
-], ids=["room", "disk", "files", "rights"])  # fmt: skip
+], ids=["room", "disk", "memory", "files", "rights"])  # fmt: skip
 def test_what_fails_on_one_rank_is_told_on_all(link, monkeypatch, where, name, number, told):
     def fails(*words, **more):
         raise OSError(number, "no")

@@ -116,8 +116,9 @@ class Here(_Plain):
     def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
         crowded = cell.workers > len(cores().ids) and "SLURM_JOB_ID" not in self._env  # there ranks go to several nodes
         # Open MPI's launcher names its folder by its process number, leaves it if it is killed, and ends if there is one.
-        with tempfile.TemporaryDirectory(prefix=f"{mark}.", ignore_cleanup_errors=True) as folder:
-            env = {mpis.SESSIONS: folder} | mpis.willing(self._env, crowded)
+        base = self._env.get(mpis.SESSIONS)
+        with tempfile.TemporaryDirectory(prefix=f"{mark}.", dir=base, ignore_cleanup_errors=True) as folder:
+            env = mpis.willing(self._env, crowded) | {mpis.SESSIONS: folder}
             return run([*self._launch, "-n", str(cell.workers), *PROGRAM, *files], env, mark, limit_s, launcher=True)
 
 

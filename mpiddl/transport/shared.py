@@ -11,7 +11,6 @@ import errno
 import mmap
 import os
 import secrets
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,14 +24,12 @@ from mpiddl.errors import CommError
 from mpiddl.kernels.meet import FLAGS, meet
 from mpiddl.memory import ALIGNMENT
 from mpiddl.transport.base import PATIENCE
+from mpiddl.transport.mapping import forget, mapped
 
 WHERE = "/dev/shm"
 """Linux's memory file system; elsewhere files for a moment."""
 
 PREFIX = "mpiddl-"
-
-UNTRACKED = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-"""Else each mapping keeps a file open, of which a process may have a thousand or so."""
 
 
 class SharedMemory:
@@ -73,11 +70,10 @@ class SharedMemory:
         try:
             starts = [0, *accumulate(lengths)]
             _together(comm, lambda: _take(file, starts[comm.rank], pages, starts[-1]), starts[-1])
-            self._map = _together(comm, lambda: mmap.mmap(file, starts[-1], **UNTRACKED), starts[-1])
+            whole = _together(comm, lambda: mapped(file, starts[-1]), starts[-1])
         finally:
             os.close(file)
-        self._own = starts[comm.rank], pages
-        whole = np.frombuffer(self._map, np.uint8)
+        self._own: np.ndarray | None = whole[starts[comm.rank] :][:pages]
         self.segments = [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
         behind = -(-sizes[0] // ALIGNMENT) * ALIGNMENT
         raised = whole[behind : behind + 8 * FLAGS * comm.size].view(np.int64)
@@ -93,10 +89,9 @@ class SharedMemory:
             self.freed = True
             self.segments, self.barrier = [], ()
             self._comm.raw.Barrier()  # nobody reads any more
-            if self._own[1]:
-                with suppress(AttributeError, OSError):  # where there is no such advice, the memory goes with the last array
-                    self._map.madvise(mmap.MADV_REMOVE, *self._own)
-            del self._map
+            if self._own is not None:
+                forget(self._own)
+            self._own = None
 
 
 class KernelRequest:
@@ -185,7 +180,7 @@ def _together(comm: Any, act: Callable[[], Any], nbytes: int) -> Any:
     made, failed = None, None
     try:
         made = act()
-    except (OSError, ValueError) as error:  # mmap's: a file shorter than is asked for, since another rank has failed
+    except OSError as error:
         failed = error
     _agree(comm, failed, nbytes)
     return made
@@ -210,6 +205,5 @@ def _words(comm: Any, failed: Exception, nbytes: int) -> str:
         return (f"rank {comm.rank} of this node does not find the file of rank 0: they have no {WHERE} in common; start the "
                 "ranks of a host in one container, or let containers share it (docker run --ipc=host)")
     if number == errno.EMFILE:
-        return (f"rank {comm.rank} of this node has as many files open as it may; raise the limit (ulimit -n), or Free() "
-                "pieces of shared memory (a TwoStep has two) that are not needed any more")
+        return f"rank {comm.rank} of this node has as many files open as it may; close some, or raise the limit (ulimit -n)"
     return f"rank {comm.rank} of this node: {failed}; take a strategy without shared memory"
