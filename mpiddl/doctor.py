@@ -221,7 +221,10 @@ def _free_space(name: str, env: Mapping[str, str]) -> Finding:
 
 def _free(path: str) -> int:
     """Bytes free for this user; -1 where there is no such folder."""
-    return shutil.disk_usage(path).free if os.path.isdir(path) else -1
+    if not os.path.isdir(path):
+        return -1
+    usage = shutil.disk_usage(path)
+    return usage.free if usage.total else sys.maxsize  # memory without a limit
 
 
 def _at_least(size: int) -> str:

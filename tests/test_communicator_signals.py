@@ -34,7 +34,7 @@ def ring(mpi_tmp_path):
 
     def send(thread):
         signal.pthread_kill(thread, signal.SIGUSR1)
-        time.sleep(0.05)  # a rank that shares its core has to come to it while it still waits
+        time.sleep(0.2)  # a rank that shares its core has to come to it while it still waits
         (mpi_tmp_path / "sent").touch()  # by this thread: the other one is in the library
 
     def sent():

@@ -167,7 +167,7 @@ def test_no_folder_for_compiled_kernels(command, tmp_path):
 
 
 def test_little_space_is_worth_a_note(monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20, total=1 << 30))
     found = doctor.LOCAL["free space"]("free space", {"TMPDIR": "/nowhere"})
     assert found.ok is None
     assert found.value == "$TMPDIR is missing, /dev/shm 1+ MiB, here 1+ MiB"

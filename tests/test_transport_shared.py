@@ -113,6 +113,33 @@ def test_arrays_that_are_kept_are_zero_and_take_no_memory(link):
 
 
 @pytest.mark.mpi
+def test_an_exception_as_it_is_freed_leaves_no_memory(link, monkeypatch):
+    """Of a signal's handler: it comes when the barrier is over."""
+
+    class Interrupted:
+        def Barrier(self, whole=link.raw):
+            whole.Barrier()
+            raise KeyboardInterrupt
+
+    memory = link.share(100_000)
+    memory.segments[link.rank][:] = 1
+    kept = memory.segments[link.rank]
+    link.Barrier()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(link, "raw", Interrupted())
+        memory.Free()
+    assert not kept.any()
+    memory.Free()
+
+
+@pytest.mark.mpi
+def test_memory_without_a_limit_is_not_full(link, monkeypatch):
+    """tmpfs with size=0 tells 0 blocks."""
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255)))
+    link.share(1000).Free()
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize(("where", "name", "number", "told"), [
     (os, "posix_fallocate", errno.ENOSPC, r"0\.\d MB wanted for .* enlarge it"),  # another group has taken the last room
     (os, "posix_fallocate", errno.EIO, r"of this node: \[Errno 5\] no"),

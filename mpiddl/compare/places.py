@@ -33,10 +33,12 @@ class Place(Protocol):
 
     jobs : how many at a time.
     about : what their outcomes depend on.
+    sessions : where launchers have folders whose names begin with the mark of `run` and a dot; None if they have none.
     """
 
     jobs: int
     about: dict[str, Any]
+    sessions: Path | None
 
     def words(self) -> str:
         """Where that is, for a sentence."""
@@ -64,6 +66,8 @@ class _Plain:
 
     def __init__(self, jobs: int, about: dict[str, Any], env: Mapping[str, str]):
         self.jobs, self.about, self._env = jobs, about, env
+
+    sessions: Path | None = None
 
     def ranks(self, cell: Cell) -> int:
         return cell.workers
@@ -109,6 +113,7 @@ class Here(_Plain):
             found = mpis.find_launcher(mpi, env)
             self._launch, about = [found.path], found.family
         super().__init__(1, {"place": "ranks", "launcher": about}, env)
+        self.sessions = Path(env.get(mpis.SESSIONS) or tempfile.gettempdir())
 
     def words(self) -> str:
         return f"on MPI ranks started by {self.about['launcher']}"
@@ -116,8 +121,7 @@ class Here(_Plain):
     def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
         crowded = cell.workers > len(cores().ids) and "SLURM_JOB_ID" not in self._env  # there ranks go to several nodes
         # Open MPI's launcher names its folder by its process number, leaves it if it is killed, and ends if there is one.
-        base = self._env.get(mpis.SESSIONS)
-        with tempfile.TemporaryDirectory(prefix=f"{mark}.", dir=base, ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(prefix=f"{mark}.", dir=self.sessions, ignore_cleanup_errors=True) as folder:
             env = mpis.willing(self._env, crowded) | {mpis.SESSIONS: folder}
             return run([*self._launch, "-n", str(cell.workers), *PROGRAM, *files], env, mark, limit_s, launcher=True)
 

@@ -67,7 +67,7 @@ class Study:
     def begin(self, part: tuple[int, int] = (1, 1)) -> None:
         """Tell what there is, and end what a comparison that was killed has left running."""
         sweep(f"{self.store.mark}/")
-        sessions = Path(tempfile.gettempdir()).glob(f"{self.store.mark}.*")
+        sessions = self.place.sessions.glob(f"{self.store.mark}.*") if self.place.sessions else ()
         for left in (*self.store.folder.glob(f".cell{self.store.suffix}.*"), *sessions):
             shutil.rmtree(left, ignore_errors=True)
         if before := self.store.before():

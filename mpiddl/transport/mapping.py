@@ -1,6 +1,8 @@
 """A file mapped into memory without being kept open.
 
-Python's own `mmap` keeps a file open for each mapping (before 3.13 always), of which a process may have a thousand or so.
+Python's own `mmap` keeps a file open for each mapping (before 3.13 always), of which a process may have a thousand or so. So it
+maps nothing but room here, in whose place the file is put: what it gives back in the end, without any step of Python that a
+signal could come into, is the file's mapping.
 """
 
 from __future__ import annotations
@@ -8,13 +10,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import weakref
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 FAILED = ctypes.c_void_p(-1).value
+MAP_FIXED = 0x10  # sys/mman.h of Linux and macOS
 
 
 @cache
@@ -23,7 +25,6 @@ def _library() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
     address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.mmap.argtypes, library.mmap.restype = (address, size, number, number, number, ctypes.c_long), address
-    library.munmap.argtypes = address, size
     library.madvise.argtypes = address, size, number
     return library
 
@@ -36,15 +37,12 @@ def mapped(file: int, nbytes: int) -> np.ndarray:
     OSError
         If the system refuses.
     """
-    library = _library()
-    found = library.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
-    if found == FAILED:
+    room = np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    rights = mmap.PROT_READ | mmap.PROT_WRITE
+    if _library().mmap(room.ctypes.data, nbytes, rights, mmap.MAP_SHARED | MAP_FIXED, file, 0) == FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    memory: Any = (ctypes.c_uint8 * nbytes).from_address(found)
-    # At the end of the program the system does it: threads may still be at it.
-    weakref.finalize(memory, library.munmap, found, nbytes).atexit = False
-    return np.frombuffer(memory, np.uint8)
+    return room
 
 
 def forget(array: np.ndarray) -> None:

@@ -222,7 +222,13 @@ class MpiComm:
 
     def share(self, nbytes: int) -> SharedMemory:
         """Memory in common for the ranks of this communicator, which are on one node; freed with it at the latest."""
-        return self._own(SharedMemory(self, nbytes))
+        try:
+            return self._own(SharedMemory(self, nbytes))
+        except MpiddlError:
+            raise
+        except BaseException:  # of this rank alone: the others are in the middle of it
+            self.broken = True
+            raise
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
         """What ``make`` gave when ``key`` was first asked for; its ``Free``, if it has one, is called with this one's."""

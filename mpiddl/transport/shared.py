@@ -88,10 +88,12 @@ class SharedMemory:
         if not self.freed:
             self.freed = True
             self.segments, self.barrier = [], ()
-            self._comm.raw.Barrier()  # nobody reads any more
-            if self._own is not None:
-                forget(self._own)
-            self._own = None
+            try:
+                self._comm.raw.Barrier()  # nobody reads any more
+            finally:  # what a signal's handler raises comes when the barrier is over
+                if self._own is not None:
+                    forget(self._own)
+                self._own = None
 
 
 class KernelRequest:
@@ -159,12 +161,12 @@ def _opened_by_all(comm: Any, nbytes: int, pages: int) -> tuple[int, list[int], 
 
 
 def _free() -> int | None:
-    """Bytes of the memory file system that nobody has; None where there is none."""
+    """Bytes of the memory file system that nobody has; None where there is none, or it has no limit."""
     try:
         found = os.statvfs(WHERE)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
 def _take(file: int, start: int, nbytes: int, size: int) -> None:
