@@ -141,7 +141,7 @@ def find(path: Path) -> Path:
         return path
     newest = complete(path / "checkpoints") or complete(path)
     if not newest:
-        raise CheckpointError(f"{path}: no checkpoint here; wanted a run folder (--out) or a folder with a manifest.json")
+        raise CheckpointError(f"{path}: no checkpoint here; expected a run folder (--out) or a folder with a manifest.json")
     return newest[-1]
 
 
@@ -155,7 +155,7 @@ def fill(target: np.ndarray, source: np.ndarray | None, name: str, path: Path) -
     """Copy one array of a checkpoint, or say what does not fit."""
     if source is None or source.shape != target.shape or source.dtype != target.dtype:
         came = "nothing" if source is None else f"{source.dtype} of shape {source.shape}"
-        raise CheckpointError(f"{path}: {name}: holds {came}, wanted {target.dtype} of shape {target.shape}")
+        raise CheckpointError(f"{path}: {name}: holds {came}, expected {target.dtype} of shape {target.shape}")
     target[...] = source
 
 
@@ -185,7 +185,7 @@ def pack(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
         if value is None or isinstance(value, (bool, int, float, str)):
             return {"value": value}
         raise CheckpointError(
-            f"strategy state: got {type(value).__name__}, wanted dicts with string keys, lists, numbers, strings, arrays "
+            f"strategy state: got {type(value).__name__}, expected dicts with string keys, lists, numbers, strings, arrays "
             "or Pending"
         )
 
@@ -254,7 +254,7 @@ def complete(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}; wanted the checkpoints in it") from None
+        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}; expected the checkpoints in it") from None
 
 
 def _clear(folder: Path) -> None:
@@ -271,9 +271,9 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: damaged ({error}); wanted a manifest written by mpiddl") from None
+        raise CheckpointError(f"{path}: damaged ({error}); expected a manifest written by mpiddl") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: not a checkpoint of mpiddl; wanted \"format\": \"{FORMAT}\"")
+        raise CheckpointError(f"{path}: not a checkpoint of mpiddl; expected \"format\": \"{FORMAT}\"")
     if manifest.get("version") != VERSION:
         raise CheckpointError(f"{path}: format version {manifest.get('version')!r}, this mpiddl reads version {VERSION}")
     if manifest.get("sha256") != _seal(manifest):

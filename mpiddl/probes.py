@@ -69,7 +69,7 @@ def _shared_memory(name: str, comm: Any, env: Mapping[str, str], made: ExitStack
     came = float(memory.segments[right].view(np.float64)[0])
     node.Barrier()
     remedy = "give the ranks of a host one /dev/shm with free space (Docker: --ipc=host)"
-    return _compared(name, came == right + 1, f"read {came:g} of rank {right}, wanted {right + 1}", remedy)
+    return _compared(name, came == right + 1, f"read {came:g} of rank {right}, expected {right + 1}", remedy)
 
 
 def _one_sided(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
@@ -105,7 +105,7 @@ def _one_sided(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) ->
     tickets = sorted(comm.allgather(float(ticket[0])))
     right_values = [comm.rank + 1, size * (size + 1) / 2]
     well = got[:2].tolist() == right_values and tickets == list(range(size))
-    came = f"got {got[:2].tolist()} and tickets {tickets}, wanted {right_values} and 0 to {size - 1}"
+    came = f"got {got[:2].tolist()} and tickets {tickets}, expected {right_values} and 0 to {size - 1}"
     return _compared(name, well, came, "Open MPI: set OMPI_MCA_osc=^ucx; else ask your site")
 
 
@@ -128,7 +128,7 @@ def _allreduce(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) ->
         out, into = np.full(nbytes // 8, comm.rank + 1.0), np.zeros(nbytes // 8)
         seconds.append(_timed(comm, lambda out=out, into=into: comm.Allreduce(out, into)))
         if not (into == total).all():
-            came = f"{nbytes} bytes: came {into[into != total][0]:g}, wanted {total:g}"
+            came = f"{nbytes} bytes: came {into[into != total][0]:g}, expected {total:g}"
             return Finding(name, False, came, "try another algorithm; Open MPI: set OMPI_MCA_coll=^han")
     return Finding(name, True, f"8 B in {seconds[0] * 1e6:.0f} us, 4 MiB in {seconds[1] * 1e3:.1f} ms")
 

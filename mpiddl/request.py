@@ -57,7 +57,7 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
         _check_members("optimiser", request.optimiser, ("init", "update"))
         if is_object(request.model) and not isinstance(request.model.shapes, Mapping):
             came = type(request.model.shapes).__name__
-            raise UsageError(f"model.shapes: got {came}, wanted names and shapes: {{'w': (3, 2)}}")
+            raise UsageError(f"model.shapes: got {came}, expected names and shapes: {{'w': (3, 2)}}")
     check_equal(control, "settings", _fingerprint(job, strategy, request))
     return folder, earlier, job, strategy
 
@@ -67,19 +67,19 @@ def asked_for(link: Any, request: Request) -> Job:
     with agreed(link):
         job = make_job(_settings(request)[2])
         if job.simulate and link.size > 1 and not link.simulated:
-            raise UsageError(f"simulate: got {link.size} MPI ranks, wanted one, which simulates all workers")
+            raise UsageError(f"simulate: got {link.size} MPI ranks, expected one, which simulates all workers")
         Conditions(read_slow(job.slow), drop=read_drop(job.drop)).check(job.simulate or link.size)
     return job
 
 
 def _check_members(argument: str, value: Any, wanted: tuple[str, ...]) -> None:
     if isinstance(value, type):
-        raise UsageError(f"{argument}: got the class {value.__name__}, wanted an object of it: {value.__name__}(...)")
+        raise UsageError(f"{argument}: got the class {value.__name__}, expected an object of it: {value.__name__}(...)")
     missing = [name for name in wanted if is_object(value) and not hasattr(value, name)]
     if missing:
         raise UsageError(
             f"{argument}: got {type(value).__name__} without {', '.join(missing)}, "
-            f"wanted a name or an object with {', '.join(wanted)}"
+            f"expected a name or an object with {', '.join(wanted)}"
         )
 
 
@@ -91,10 +91,10 @@ def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, A
             settings[name] = str(value)
     if request.out is None:
         if request.resume or request.overwrite:
-            raise UsageError("resume, overwrite: got one of them without a folder, wanted out (--out DIR) beside it")
+            raise UsageError("resume, overwrite: got one of them without a folder, expected out (--out DIR) beside it")
         return None, None, settings
     if request.resume and request.overwrite:
-        raise UsageError("resume, overwrite: got both, wanted one of them")
+        raise UsageError("resume, overwrite: got both, expected one of them")
     folder = Folder(request.out)
     if not (request.resume and checkpoint.complete(folder.checkpoints)):
         return folder, None, settings
@@ -103,7 +103,7 @@ def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, A
     for name, value in make_job(settings).as_dict().items():
         if name in settings and name not in FREE_ON_RESUME and name in before and before[name] != value:
             raise UsageError(
-                f"{name}: got {value!r}, the run in {folder.path} was started with {before[name]!r}; wanted the same, "
+                f"{name}: got {value!r}, the run in {folder.path} was started with {before[name]!r}; expected the same, "
                 "or another folder for another run"
             )
     return folder, earlier, {**{name: value for name, value in before.items() if name in FIELDS}, **settings}

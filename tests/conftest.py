@@ -240,7 +240,7 @@ def command(request: pytest.FixtureRequest) -> Callable[..., jobs.Finished]:
 def mpirun(request: pytest.FixtureRequest) -> Callable[..., jobs.Finished]:
     """``mpirun(4, "mpiddl", "train", env=..., cwd=..., timeout_s=...)`` runs it on 4 ranks."""
     if WORLD.size > 1:
-        pytest.fail("mpirun starts ranks of its own: wanted in tests without the mpi mark only")
+        pytest.fail("mpirun starts ranks of its own: expected in tests without the mpi mark only")
     return functools.partial(_run, _limit(request.node) - HEADROOM_S)
 
 

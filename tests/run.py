@@ -189,7 +189,7 @@ def _pythons(text: str) -> dict[str, Path]:
     for entry in text.split(","):
         name, _, path = entry.partition("=")
         if not path and name not in PYTHONS:
-            raise argparse.ArgumentTypeError(f"got {name!r}, wanted {' or '.join(PYTHONS)}, or NAME=PYTHON")
+            raise argparse.ArgumentTypeError(f"got {name!r}, expected {' or '.join(PYTHONS)}, or NAME=PYTHON")
         found[name] = Path(path or PYTHONS[name]).absolute()
         if not os.access(found[name], os.X_OK):
             raise argparse.ArgumentTypeError(f"{found[name]}: no such program; `make test` makes it")

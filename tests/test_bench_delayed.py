@@ -15,7 +15,7 @@ def test_rows_and_the_share_of_the_bound(mpirun, tmp_path):
     done = mpirun(2, "mpiddl", "bench", "delayed", "--hidden", "64", "--batch-per-rank", "8,16", "--seconds", "0",
                   "--steps", "2", "--strategy", "delayed", "--strategy", "local-sgd:period=2", "--json", out, *plot)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("of the bound or more, wanted 90%") == 2
+    assert done.stdout.count("of the bound or more, expected 90%") == 2
     rows = json.loads(out.read_text())["rows"]
     assert not plot or picture.stat().st_size > 1000
     for batch in (8, 16):
@@ -29,12 +29,12 @@ def test_rows_and_the_share_of_the_bound(mpirun, tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (("--hidden", "wide"), "hidden: got 'wide', wanted whole numbers from 1"),
+    (("--hidden", "wide"), "hidden: got 'wide', expected whole numbers from 1"),
     (("--batch-per-rank", "64,0"), "batch_per_rank: got '64,0'"),
-    (("--strategy", "asgd"), "strategy: got 'asgd', wanted one whose ranks take the same steps"),
-    (("--strategy", "late"), "strategy: got 'late', wanted one of"),
+    (("--strategy", "asgd"), "strategy: got 'asgd', expected one whose ranks take the same steps"),
+    (("--strategy", "late"), "strategy: got 'late', expected one of"),
     (("--plot", "/nowhere/at/all.png"), "plot: /nowhere/at/all.png"),
-    ((), "bench delayed: got one rank, wanted two or more"),
+    ((), "bench delayed: got one rank, expected two or more"),
 ])
 def test_nonsense_is_told(command, flags, said):
     done = command("mpiddl", "bench", "delayed", "--seconds", "0", *flags)
@@ -44,7 +44,7 @@ def test_nonsense_is_told(command, flags, said):
 
 def test_a_strategy_that_ranks_do_not_share_is_refused(mpirun):
     done = mpirun(2, "mpiddl", "bench", "delayed", "--seconds", "0", "--strategy", "alone")
-    assert done.returncode == 2 and done.stderr.count("strategy: got 'alone' on 2 ranks, wanted one rank") == 1, done.stderr
+    assert done.returncode == 2 and done.stderr.count("strategy: got 'alone' on 2 ranks, expected one rank") == 1, done.stderr
 
 
 def test_a_long_delay_takes_no_longer(mpirun):

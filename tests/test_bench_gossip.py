@@ -39,7 +39,7 @@ def test_who_does_not_arrive_saves_nothing():
     there, never = {0: outcome((10, 1.0, 100, 0.9))}, {0: outcome((10, 1.0, 100, 0.2))}
     found = list(gossip_rows.rows((0.8,), {"a": there, "b": never}))
     assert (found[1]["seconds"], found[1]["saved"], found[1]["reached"]) == (None, None, 0)
-    assert "- to 0.8; wanted 52%: not reached to 0.8" in next(gossip_rows.sentences(found))
+    assert "- to 0.8; expected 52%: not reached to 0.8" in next(gossip_rows.sentences(found))
     assert list(gossip_rows.arrival(never[0], 0.8)) == [inf] * 5
 
 
@@ -70,7 +70,7 @@ def test_finished_runs_are_not_run_again(mpirun, tmp_path):
     for line in lines:
         steps = [point[0] for point in line["outcome"]["points"]]
         assert steps[:-1] == list(range(7, steps[-1], 7))  # the last one is the end's
-    assert done.stdout.count("wanted 52%") == 1 and "of what is counted" not in done.stdout
+    assert done.stdout.count("expected 52%") == 1 and "of what is counted" not in done.stdout
     assert not plot or picture.stat().st_size > 1000
     others = [{**line, "outcome": {**line["outcome"], "wire": 1e9}} for line in lines]
     kept.write_text("".join(json.dumps(line) + "\n" for line in others))
@@ -93,18 +93,18 @@ def test_links_carry_what_is_counted(namespaces, tmp_path):
     for row in rows:  # were the meetings' averages not left out, there would be a tenth of gossip's bytes more
         assert 1 <= row["payload_ratio"] < 1 + gossip_rows.COUNTED, row
         assert row["payload_bytes"] < row["link_bytes"]
-    assert "wanted within 2%: reached" in done.output
+    assert "expected within 2%: reached" in done.output
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (("--strategy", "gossip"), "strategy: got 'gossip', wanted NAME@RATE"),
-    (("--strategy", "gossip@-1"), "strategy: got 'gossip@-1', wanted NAME@RATE"),
-    (("--strategy", "gossip@nan"), "strategy: got 'gossip@nan', wanted NAME@RATE"),
-    (("--strategy", "gosip@0.1"), "strategy: got 'gosip', wanted one of"),
-    (("--strategy", "gossip@0.1", "--strategy", "gossip@0.1"), "wanted one or more, each once"),
-    (("--targets", "0.5,2"), "targets: got '0.5,2', wanted numbers between 0 and 1"),
+    (("--strategy", "gossip"), "strategy: got 'gossip', expected NAME@RATE"),
+    (("--strategy", "gossip@-1"), "strategy: got 'gossip@-1', expected NAME@RATE"),
+    (("--strategy", "gossip@nan"), "strategy: got 'gossip@nan', expected NAME@RATE"),
+    (("--strategy", "gosip@0.1"), "strategy: got 'gosip', expected one of"),
+    (("--strategy", "gossip@0.1", "--strategy", "gossip@0.1"), "expected one or more, each once"),
+    (("--targets", "0.5,2"), "targets: got '0.5,2', expected numbers between 0 and 1"),
     (("--results", "/nowhere/at/all.jsonl"), "results: /nowhere/at/all.jsonl"),
-    ((), "bench gossip: got one rank, wanted two or more"),
+    ((), "bench gossip: got one rank, expected two or more"),
 ])
 def test_nonsense_is_told(command, flags, said):
     done = command("mpiddl", "bench", "gossip", *flags)
@@ -115,8 +115,8 @@ def test_nonsense_is_told(command, flags, said):
 @pytest.mark.parametrize(("flags", "said"), [
     (("--data", "no-such-data"), "nothing is called 'no-such-data'"),
     (("--batch", "100000"), "batch=100000 is larger than"),
-    (("--strategy", "gossip:pace=own@0.1"), "strategy: got 'gossip:pace=own', wanted one whose ranks take the same steps"),
-    (("--strategy", "asgd@0.1"), "strategy: got 'asgd', wanted one whose ranks take the same steps"),
+    (("--strategy", "gossip:pace=own@0.1"), "strategy: got 'gossip:pace=own', expected one whose ranks take the same steps"),
+    (("--strategy", "asgd@0.1"), "strategy: got 'asgd', expected one whose ranks take the same steps"),
     (("--strategy", "gossip:graph=matching@0.1"), "graph: got matching on 3 ranks"),
 ])
 def test_what_ranks_learn_together_is_told_once(mpirun, flags, said):

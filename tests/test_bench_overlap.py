@@ -25,11 +25,11 @@ def test_rows_and_the_share_of_the_overlap(mpirun, tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (("--hidden", "wide"), "hidden: got 'wide', wanted whole numbers"),
+    (("--hidden", "wide"), "hidden: got 'wide', expected whole numbers"),
     (("--hidden", "0"), "hidden: got '0'"),
     (("--bucket", "lots"), "bucket: got 'lots'"),
     (("--plot", "/nowhere/at/all.png"), "plot: /nowhere/at/all.png"),
-    ((), "got one rank, wanted two or more"),
+    ((), "got one rank, expected two or more"),
 ])
 def test_nonsense_is_told(command, flags, said):
     done = command("mpiddl", "bench", "overlap", "--seconds", "0", *flags)

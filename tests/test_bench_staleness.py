@@ -212,10 +212,10 @@ def test_a_process_that_ends_is_told():
     ({"rules": ()}, "rules: got none"),
     ({"rules": ("asgd", "asgd")}, "rules: got asgd,asgd"),
     ({"rules": ("asdg",)}, "did you mean 'asgd'"),
-    ({"rules": ("local-sgd",)}, "wanted parameter servers"),
-    ({"rules": ("asgd:communication=one-sided",)}, "wanted two-sided"),
-    ({"rules": ("asgd:servers=9999999",)}, "wanted at most 64 servers"),
-    ({"workers": (1, 8)}, "workers: got 1, wanted 2"),
+    ({"rules": ("local-sgd",)}, "expected parameter servers"),
+    ({"rules": ("asgd:communication=one-sided",)}, "expected two-sided"),
+    ({"rules": ("asgd:servers=9999999",)}, "expected at most 64 servers"),
+    ({"workers": (1, 8)}, "workers: got 1, expected 2"),
     ({"patterns": ("slow",)}, "patterns: got 'slow'"),
     ({"seeds": 0}, "seeds: got 0"),
     ({"grid": (0.1, -1.0)}, "grid: got 0.1,-1"),
@@ -228,7 +228,7 @@ def test_nonsense_is_refused(change, said):
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (("--grid", "small"), "grid: got 'small', wanted numbers"),
+    (("--grid", "small"), "grid: got 'small', expected numbers"),
     (("--jobs", "-1"), "jobs: got -1"),
     (("--results", "/nowhere/at/all.jsonl"), "results: /nowhere/at/all.jsonl"),
     (("--plot", "picture"), "plot: got 'picture'"),

@@ -155,7 +155,7 @@ def test_another_model_does_not_fit(tmp_path):
     found = checkpoint.load(tmp_path)
     for shapes, dtype, message in [
         ({"weight1": (3, 2), "bias1": (3,)}, "float32", r"weight1: holds float32 of shape \(2, 3\)"),
-        ({"weight1": (2, 3), "bias1": (3,)}, "float64", "wanted float64"),
+        ({"weight1": (2, 3), "bias1": (3,)}, "float64", "expected float64"),
         ({"weight1": (2, 3), "bias2": (3,)}, "float32", "bias2: holds nothing"),
     ]:
         with pytest.raises(CheckpointError, match=message):

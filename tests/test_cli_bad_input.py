@@ -96,9 +96,9 @@ def test_bad_data_of_one_rank_is_told_once_and_ends_all(mpirun, tmp_path):
 USAGE = {
     "unknown flag": (("--epoch", "3"), "No such option '--epoch'"),
     "not a number": (("--epochs", "many"), "'many' is not a valid integer"),
-    "out of range": (("--rate", "-1"), "rate: got -1, wanted 0 or more"),
+    "out of range": (("--rate", "-1"), "rate: got -1, expected 0 or more"),
     "unknown strategy": (("--strategy", "allreduse"), "did you mean 'allreduce'?"),
-    "unknown key of a strategy": (("--strategy", "local-sgd:perod=3"), "wanted period=8"),
+    "unknown key of a strategy": (("--strategy", "local-sgd:perod=3"), "expected period=8"),
     "unknown data": (("--data", "digit"), "did you mean digits?"),
     "batch too large": (("--batch", "99999"), "batch"),
     "resume without a folder": (("--resume",), "without a folder"),

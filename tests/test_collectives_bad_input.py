@@ -27,15 +27,15 @@ ODD = np.zeros(33, np.uint8)[1:].view(np.float64)
 NO_ARITHMETIC = [np.zeros(4, dtype) for dtype in ("?", "e", ">f8", "O", "S3", "M8[s]")]
 
 ALLREDUCE = {
-    "no array": ([1.0], np.zeros(1), "sendbuf: got list, wanted a numpy array"),
-    "nothing": (np.zeros(1), None, "recvbuf: got NoneType, wanted a numpy array"),
+    "no array": ([1.0], np.zeros(1), "sendbuf: got list, expected a numpy array"),
+    "nothing": (np.zeros(1), None, "recvbuf: got NoneType, expected a numpy array"),
     "gaps": (np.zeros(8)[::2], np.zeros(4), "sendbuf: .* do not lie one behind the other; np.ascontiguousarray"),
     "columns first": (IN_PLACE, np.zeros((3, 4), order="F"), "recvbuf: .* do not lie one behind the other"),
     "boundaries": (ODD, np.zeros(4), r"sendbuf: .* off their boundaries; array\.copy\(\)"),
     "locked": (np.zeros(4), locked(4), "recvbuf: got an array that must not be written"),
     "locked in place": (IN_PLACE, locked(4), "recvbuf: got an array that must not be written"),
-    "sizes": (np.zeros(3), np.zeros(4), "recvbuf: got 4 float64, wanted 3 float64 as in sendbuf"),
-    "dtypes": (np.zeros(4, "f"), np.zeros(4), "recvbuf: got 4 float64, wanted 4 float32"),
+    "sizes": (np.zeros(3), np.zeros(4), "recvbuf: got 4 float64, expected 3 float64 as in sendbuf"),
+    "dtypes": (np.zeros(4, "f"), np.zeros(4), "recvbuf: got 4 float64, expected 4 float32"),
     "overlap": (ROOM[:10], ROOM[5:15], "sendbuf and recvbuf: they overlap; .* IN_PLACE"),
 }
 
@@ -61,7 +61,7 @@ def test_dtypes(link, array):
     calls["sendbuf"] = calls["sendbuf"][link.size == 1 :]  # a lone rank is always the root
     for name, all_of_them in calls.items():
         for call in all_of_them:
-            with pytest.raises(UsageError, match=f"{name}: got dtype .* wanted integers, floats or complex numbers"):
+            with pytest.raises(UsageError, match=f"{name}: got dtype .* expected integers, floats or complex numbers"):
                 call()
 
 
@@ -70,21 +70,21 @@ def checks(comm):
     data, size = np.zeros(4), comm.size
     begin, end = block_bounds(10, size, comm.rank)
     return [
-        (lambda: allreduce(comm, IN_PLACE, data, "SUM"), UsageError, "op: got 'SUM', wanted one of .*SUM, MIN, MAX, PROD"),
+        (lambda: allreduce(comm, IN_PLACE, data, "SUM"), UsageError, "op: got 'SUM', expected one of .*SUM, MIN, MAX, PROD"),
         (lambda: allreduce(comm, IN_PLACE, data, np.add), UsageError, "op: got <ufunc 'add'>"),
         (lambda: reduce_scatter(comm, data, data, None), UsageError, "op: got None"),
-        (lambda: allreduce(comm, IN_PLACE, data.astype("D"), MAX), UsageError, "op: got MAX for complex128, wanted SUM"),
+        (lambda: allreduce(comm, IN_PLACE, data.astype("D"), MAX), UsageError, "op: got MAX for complex128, expected SUM"),
         (lambda: allreduce(comm, IN_PLACE, data.astype("F"), MIN), UsageError, "op: got MIN for complex64"),
-        (lambda: allreduce(comm, IN_PLACE, data, algorithm="best"), UsageError, "algorithm: got 'best', wanted auto, two-step"),
-        (lambda: broadcast(comm, data, algorithm="ring"), UsageError, "algorithm: got 'ring', wanted auto, chain, scatter"),
-        (lambda: reduce(comm, data, data.copy(), algorithm=""), UsageError, "algorithm: got '', wanted auto, scatter"),
-        (lambda: broadcast(comm, data, size), UsageError, f"root: got {size}, wanted a rank from 0 to {size - 1}"),
+        (lambda: allreduce(comm, IN_PLACE, data, algorithm="best"), UsageError, "algorithm: got 'best', expected auto"),
+        (lambda: broadcast(comm, data, algorithm="ring"), UsageError, "algorithm: got 'ring', expected auto, chain"),
+        (lambda: reduce(comm, data, data.copy(), algorithm=""), UsageError, "algorithm: got '', expected auto, scatter"),
+        (lambda: broadcast(comm, data, size), UsageError, f"root: got {size}, expected a rank from 0 to {size - 1}"),
         (lambda: broadcast(comm, data, -1), UsageError, "root: got -1"),
         (lambda: reduce(comm, data, data.copy(), root=0.0), UsageError, "root: got 0.0"),
         (lambda: reduce(comm, data, None, root=comm.rank), ShapeError, "recvbuf: got NoneType"),
         (lambda: reduce_scatter(comm, np.zeros(10), np.zeros(end - begin + 1)), ShapeError,
-         f"recvbuf: got {end - begin + 1} float64, wanted {end - begin} float64, the block of rank {comm.rank} of {size}"),
-        (lambda: allgather(comm, np.zeros(end - begin, "f"), np.zeros(10)), ShapeError, "sendbuf: got .* float32, wanted"),
+         f"recvbuf: got {end - begin + 1} float64, expected {end - begin} float64, the block of rank {comm.rank} of {size}"),
+        (lambda: allgather(comm, np.zeros(end - begin, "f"), np.zeros(10)), ShapeError, "sendbuf: got .* float32, expected"),
         (lambda: allgather(comm, (whole := np.zeros(10))[begin:end], whole), ShapeError, "sendbuf: it overlaps"),
         (lambda: broadcast(comm, locked(4), algorithm="scatter"), ShapeError, "buf: got an array that must not be written"),
     ]  # fmt: skip
@@ -147,7 +147,7 @@ def _reduce_all(comm, data, checked):
 
 def check_different(comm):
     for words, call in different(comm).items():
-        with pytest.raises(MismatchError, match=f"{words}: rank 0 was given .*rank {comm.size - 1}.* wanted the same"):
+        with pytest.raises(MismatchError, match=f"{words}: rank 0 was given .*rank {comm.size - 1}.* expected the same"):
             call()
     total = np.ones(5)
     allreduce(comm, IN_PLACE, total, checked=True)
@@ -178,7 +178,7 @@ def test_a_freed_communicator(link):
         lambda: collectives.barrier(own),
     ]
     for call in calls:
-        with pytest.raises(CommError, match="comm: got a communicator that was freed, wanted one in use"):
+        with pytest.raises(CommError, match="comm: got a communicator that was freed, expected one in use"):
             call()
 
 

@@ -303,7 +303,7 @@ def test_why(comm, forced):
     told = ours.why("allreduce", 1 << 20)
     if comm.size > 1:
         assert told.algorithm == "ring" and "built-in rule" in str(told)
-    with pytest.raises(ValueError, match="call: got 'sum', wanted one of allreduce"):
+    with pytest.raises(ValueError, match="call: got 'sum', expected one of allreduce"):
         ours.why("sum", 1)
     with pytest.raises(ValueError, match="nbytes: got -1"):
         ours.why("bcast", -1)

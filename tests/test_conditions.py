@@ -136,19 +136,19 @@ def test_a_slow_rank_sleeps(comm):
 
 @pytest.mark.parametrize("text", ["3", "3:", ":2", "3:0.5", "3:nan", "3:inf", "-1:2", "1:2,1:3", "a:2", "1.5:2"])
 def test_slow_ranks_that_make_no_sense(text):
-    with pytest.raises(UsageError, match=r"slow: got .* wanted RANK:FACTOR"):
+    with pytest.raises(UsageError, match=r"slow: got .* expected RANK:FACTOR"):
         read_slow(text)
 
 
 @pytest.mark.mpi
 def test_ranks_that_there_are_not(comm):
-    with pytest.raises(UsageError, match=f"slow: got rank {comm.size}, wanted 0 to {comm.size - 1}"):
+    with pytest.raises(UsageError, match=f"slow: got rank {comm.size}, expected 0 to {comm.size - 1}"):
         mpiddl.train("mlp", "digits", comm=comm, slow=f"{comm.size}:2", **JOB)
 
 
 @pytest.mark.mpi(min_size=2)
 def test_several_ranks_cannot_simulate(comm):
-    with pytest.raises(UsageError, match=f"simulate: got {comm.size} MPI ranks, wanted one"):
+    with pytest.raises(UsageError, match=f"simulate: got {comm.size} MPI ranks, expected one"):
         mpiddl.train("mlp", "digits", comm=comm, simulate=4, **JOB)
 
 
@@ -190,14 +190,14 @@ def test_a_rank_that_has_gone(comm, strategy):
 
 @pytest.mark.parametrize("text", ["3", "3:", "1:2:2", "1:5:3", "1:2:3:4", "-1:2", "1:-2", "1:2,1:3", "a:2", "1:2.5"])
 def test_drop_outs_that_make_no_sense(text):
-    with pytest.raises(UsageError, match=r"drop: got .* wanted RANK:STEP or"):
+    with pytest.raises(UsageError, match=r"drop: got .* expected RANK:STEP or"):
         read_drop(text)
 
 
 @pytest.mark.parametrize(("strategy", "drop", "message"), [
     ("allreduce", "1:5", r"drop: got rank 1, gone for good, with AllReduce\(\), .* 1:5:STEP, or a strategy such as ddc-asgd"),
     ("asgd", "2:5", "drop: got rank 2, which serves the others"),
-    ("asgd", "3:5:6", "drop: got rank 3, wanted 0 to 2"),
+    ("asgd", "3:5:6", "drop: got rank 3, expected 0 to 2"),
 ])
 def test_ranks_that_cannot_be_gone(strategy, drop, message):
     with pytest.raises(UsageError, match=message):

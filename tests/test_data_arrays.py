@@ -124,7 +124,7 @@ def test_a_label_far_above_the_others_is_no_class():
     [
         ([0, 1, 0.5], {"task": "classification"}, "y: row 2 holds the label 0.5, whole class numbers"),
         ([0, np.nan, 1], {"task": "classification"}, "y: row 1 holds the label nan"),
-        ([0, 1, 3], {"classes": 3}, r"y: row 2 holds the label 3, 0\.\.2 was wanted"),
+        ([0, 1, 3], {"classes": 3}, r"y: row 2 holds the label 3, 0\.\.2 was expected"),
     ],
 )
 def test_labels_that_are_no_classes_are_refused(y, options, message):
@@ -146,9 +146,9 @@ def test_options_that_cannot_be_taken_are_refused():
 
 def test_a_test_set_has_to_match_the_training_set():
     x, y = np.ones((40, 3)), np.arange(40) % 2
-    with pytest.raises(DataError, match=r"its shape is \(4,\), \(3,\) was wanted"):
+    with pytest.raises(DataError, match=r"its shape is \(4,\), \(3,\) was expected"):
         arrays_data(x, y, np.ones((5, 4)), [0] * 5)
-    with pytest.raises(DataError, match=r"y_test: row 1 holds the label 2, 0\.\.1 was wanted"):
+    with pytest.raises(DataError, match=r"y_test: row 1 holds the label 2, 0\.\.1 was expected"):
         arrays_data(x, y, np.ones((2, 3)), [0, 2])
 
 

@@ -117,7 +117,7 @@ def damage(content, at, new):
         ),
         ("train-images-idx3-ubyte", lambda b: damage(b, 3, b"\1"), "0x00000801 came, .* with 3 dimensions"),
         ("t10k-labels-idx1-ubyte", lambda b: damage(b, 3, b"\3"), "0x00000803 came, .* with 1 dimension"),
-        ("train-images-idx3-ubyte", lambda b: b[:9], "9 bytes came, a header of 16 was wanted"),
+        ("train-images-idx3-ubyte", lambda b: b[:9], "9 bytes came, a header of 16 was expected"),
         (
             "train-labels-idx1-ubyte",
             lambda b: idx(np.zeros(49)),
@@ -127,12 +127,12 @@ def damage(content, at, new):
         (
             "t10k-labels-idx1-ubyte",
             lambda b: damage(b, 20, b"\5"),
-            "row 12 holds the label 5, 0..4 was wanted",
+            "row 12 holds the label 5, 0..4 was expected",
         ),
         (
             "t10k-images-idx3-ubyte",
             lambda b: idx(np.zeros((20, 3, 3))),
-            r"shape is \(3, 3\), \(4, 3\) was wanted",
+            r"shape is \(3, 3\), \(4, 3\) was expected",
         ),
         ("train-images-idx3-ubyte", lambda b: b"", "0 bytes came, a header"),
     ],
@@ -151,12 +151,12 @@ def test_damaged_idx_files_are_refused(tmp_path, name, change, message, end):
 @pytest.mark.parametrize(
     ("end", "change", "message"),
     [
-        ("", lambda b: b[:-1], r"615 bytes came, 616 were wanted for the shape \(50, 4, 3\)"),
-        ("", lambda b: b + b"\0", "617 bytes came, 616 were wanted"),
+        ("", lambda b: b[:-1], r"615 bytes came, 616 were expected for the shape \(50, 4, 3\)"),
+        ("", lambda b: b + b"\0", "617 bytes came, 616 were expected"),
         (
             ".gz",
             lambda b: damage(b, 8, b"\xff"),
-            r"bytes came, .* were wanted for the shape \(50, 4278190084, 3\)",
+            r"bytes came, .* were expected for the shape \(50, 4278190084, 3\)",
         ),
         (".gz", lambda b: b[:-1], r"unpacks to fewer bytes than the 50 rows of shape \(4, 3\)"),
         (".gz", lambda b: b + b"\0", "unpacks to more bytes than the 50 rows"),
@@ -244,7 +244,7 @@ def test_cifar_without_a_test_batch_holds_rows_out(tmp_path):
     [
         (lambda b: b[:-1], "21510 bytes came.*multiple of 3073"),
         (lambda b: b"", " 0 bytes came"),
-        (lambda b: damage(b, 2 * RECORD, b"\x0a"), "row 2: the label 10 came, 0..9 was wanted"),
+        (lambda b: damage(b, 2 * RECORD, b"\x0a"), "row 2: the label 10 came, 0..9 was expected"),
     ],
 )
 @pytest.mark.parametrize("end", ["", ".gz"])

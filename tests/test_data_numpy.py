@@ -100,7 +100,7 @@ def test_mapped_files_are_read_where_the_rows_are(tmp_path):
     [
         (
             {"x_train": np.ones((3, 1)), "labels": np.zeros(3)},
-            "x_train and y_train, or x and y were wanted, labels, x_train came",
+            "x_train and y_train, or x and y were expected, labels, x_train came",
         ),
         ({"x": np.ones((3, 1)), "y": np.zeros(3, int), "x_test": np.ones((3, 1))}, "both x_test and y_test"),
         ({"x": np.ones((3, 1)), "y": np.zeros(4, int)}, "has 3 rows but .* has 4"),

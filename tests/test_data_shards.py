@@ -197,9 +197,9 @@ def test_a_users_own_source_is_enough():
 @pytest.mark.parametrize(
     ("x", "y", "error", "message"),
     [
-        (np.ones((4, 2)), np.array([0, 1, 3, 0]), DataError, "own row 2: the label 3 came, 0..2 was wanted"),
+        (np.ones((4, 2)), np.array([0, 1, 3, 0]), DataError, "own row 2: the label 3 came, 0..2 was expected"),
         (np.ones((4, 2)), np.array([0, 1, -1, 0]), DataError, "own row 2: the label -1 came"),
-        (np.ones((4, 3)), np.zeros(4, int), ShapeError, r"x float64 \(4, 3\).*wanted were x .*\(4, 2\)"),
+        (np.ones((4, 3)), np.zeros(4, int), ShapeError, r"x float64 \(4, 3\).*expected were x .*\(4, 2\)"),
         (np.ones((4, 2), int), np.zeros(4, int), ShapeError, "x int64.*uint8 or float32 or float64"),
         (np.ones((4, 2)), np.zeros(4), ShapeError, r"y float64 \(4,\).*y int64 \(4,\)"),
     ],

@@ -106,7 +106,7 @@ def test_a_seed_that_makes_no_sense(comm):
 
 
 def test_weights_that_do_not_count_rows():
-    with pytest.raises(ValueError, match="weights whose sum is 1, wanted 2 or more"):
+    with pytest.raises(ValueError, match="weights whose sum is 1, expected 2 or more"):
         PCA(2).fit(rows_of_all(100, 20), sample_weight=np.full(100, 0.01))
 
 
@@ -131,7 +131,7 @@ def test_streams_that_make_no_sense():
         ({"n_components": 1.5}, r"n_components=1\.5 must be"),
         ({"n_components": True}, "n_components=True must be"),
         ({"n_components": "mle"}, "n_components='mle' must be"),
-        ({"solver": "full"}, "solver: got 'full', wanted one of auto"),
+        ({"solver": "full"}, "solver: got 'full', expected one of auto"),
         ({"tol": -1.0}, "tol: got -1.0"),
         ({"max_passes": 0}, "max_passes: got 0"),
         ({"solver": "vr", "sync_delay": -1}, "sync_delay: got -1"),

@@ -212,17 +212,17 @@ def test_packed_by_what_is_no_number(value, tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = np.ones((3, 2))
         file["x"].attrs["scale_factor"] = value
-    with pytest.raises(DataError, match=r"x\.h5:x: scale_factor is .*, a number was wanted"):
+    with pytest.raises(DataError, match=r"x\.h5:x: scale_factor is .*, a number was expected"):
         open_matrix(str(tmp_path / "x.h5:x"))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mask": "land.txt"}, "mask: got 'land.txt', wanted auto, or an .npy file"),
-        ({"mask": "{}/short.npy"}, r"short.npy holds float64 of shape \(5,\), wanted numbers of a row's shape, \(4, 6\)"),
+        ({"mask": "land.txt"}, "mask: got 'land.txt', expected auto, or an .npy file"),
+        ({"mask": "{}/short.npy"}, r"short.npy holds float64 of shape \(5,\), expected numbers of a row's shape, \(4, 6\)"),
         ({"column_weights": "{}/minus.npy"}, "minus.npy holds NaN, infinity or negative numbers"),
-        ({"column_weights": "auto"}, "column_weights: got 'auto', wanted an .npy file"),
+        ({"column_weights": "auto"}, "column_weights: got 'auto', expected an .npy file"),
         ({"mask": "{}/zero.npy"}, "all 24 columns are left out"),
         ({"mask": "{}/nothing.npy"}, "nothing.npy: no such file"),
     ],

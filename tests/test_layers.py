@@ -112,7 +112,7 @@ def test_no_circles():
 def test_mpi_is_talked_to_in_one_place():
     outside = [module for module in SOURCES if not inside(module, MPI_ONLY_IN)]
     bad = [module for module in outside if any(inside(name, ("mpi4py",)) for name in IMPORTS[module])]
-    assert not bad, f"{bad} import mpi4py, wanted only {MPI_ONLY_IN}"
+    assert not bad, f"{bad} import mpi4py, expected only {MPI_ONLY_IN}"
 
 
 def test_models_optimisers_data_and_kernels_serve_without_mpi():

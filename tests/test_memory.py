@@ -87,7 +87,7 @@ def test_another_array_in_the_place_of_a_view_is_refused(name):
 
 @pytest.mark.parametrize("shape", [5, [5], (5, -1), (5.0,), ("5",), None])
 def test_shapes_that_are_none_are_refused(shape):
-    with pytest.raises(ShapeError, match=r"shapes: 'w' has shape .*wanted a tuple of integers"):
+    with pytest.raises(ShapeError, match=r"shapes: 'w' has shape .*expected a tuple of integers"):
         FlatBuffer({"w": shape}, "float32")
 
 

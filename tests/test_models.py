@@ -153,7 +153,7 @@ class Lazy(MLP):
     ("wrong", "told"),
     [
         (Planted, "weight2 .*WRONG"),
-        (Mean, "wanted a sum over the rows"),
+        (Mean, "expected a sum over the rows"),
         (Twice, "is announced 2 times, not once"),
         (Early, "announced before it is final"),
         (Lazy, "no rows must give gradient zero"),
@@ -292,7 +292,7 @@ def test_a_label_out_of_range_is_refused_with_its_row(row, label):
     (x, y), params = rows_for(model, 9), params_of(model)
     y[row] = label
     for call in (gradient_of, lambda model, params, x, y: model.score(params.views, x, y)):
-        with pytest.raises(DataError, match=f"^y: row {row} has label {label}, wanted 0 to 2"):
+        with pytest.raises(DataError, match=f"^y: row {row} has label {label}, expected 0 to 2"):
             call(model, params, x, y)
 
 
@@ -310,9 +310,9 @@ def test_score_names_a_bad_label_by_its_row_among_all_rows():
         (np.zeros((4, 6)), np.zeros(4, int), r"^x: shape \(4, 6\) came, \(rows, 7\)"),
         (np.zeros(7), np.zeros(1, int), r"^x: shape \(7,\)"),
         (np.zeros((4, 7), np.uint8), np.zeros(4, int), r"^x: uint8 came.*/ 255"),
-        (np.zeros((4, 7)), np.zeros(3, int), r"^y: .* \(4,\) were wanted"),
+        (np.zeros((4, 7)), np.zeros(3, int), r"^y: .* \(4,\) were expected"),
         (np.zeros((4, 7)), np.zeros(4), r"^y: float64 .* integers"),
-        (np.zeros((4, 7)), np.zeros((4, 1), int), r"^y: .* \(4,\) were wanted"),
+        (np.zeros((4, 7)), np.zeros((4, 1), int), r"^y: .* \(4,\) were expected"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_by_name(x, y, told):
@@ -351,7 +351,7 @@ def test_more_rows_than_the_workspace_has_are_refused():
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, name):
-    with pytest.raises(UsageError, match=f"^{name}: .* wanted"):
+    with pytest.raises(UsageError, match=f"^{name}: .* expected"):
         MLP(**arguments)
 
 

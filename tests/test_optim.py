@@ -127,12 +127,12 @@ def test_a_gradient_that_is_not_finite_is_not_hidden(optimiser):
 
 @pytest.mark.parametrize("grad", [np.zeros(4), np.zeros(3, np.float32), np.zeros((3, 1))])
 def test_a_gradient_that_does_not_fit_is_refused(grad):
-    with pytest.raises(ShapeError, match=r"^grad: .*\(3,\) was wanted"):
+    with pytest.raises(ShapeError, match=r"^grad: .*\(3,\) was expected"):
         SGD().update(np.zeros(3), grad, {}, 0.1)
 
 
 def test_moments_that_do_not_fit_are_refused():
-    with pytest.raises(ShapeError, match=r"^moments\[0\]: .*\(3,\) was wanted"):
+    with pytest.raises(ShapeError, match=r"^moments\[0\]: .*\(3,\) was expected"):
         SGD(0.9).update(np.zeros(3), np.zeros(3), {"velocity": np.zeros(4)}, 0.1)
 
 
@@ -164,7 +164,7 @@ def test_moments_that_do_not_fit_are_refused():
     ],
 )
 def test_numbers_outside_their_range_are_refused_by_name(make, argument):
-    with pytest.raises(UsageError, match=f"^{argument}: .* wanted"):
+    with pytest.raises(UsageError, match=f"^{argument}: .* expected"):
         make()
 
 

@@ -195,7 +195,7 @@ def test_resumed_on_other_ranks(tmp_path, first, second, third):
 def test_a_resume_refuses_other_shards(tmp_path):
     job = {"data": "digits", "epochs": 1, "max_steps": 2, "quiet": True, "out": tmp_path}
     mpiddl.train(**job)
-    with pytest.raises(UsageError, match=r"shards: got 8, wanted 16 .or 0., as the run that is continued has them"):
+    with pytest.raises(UsageError, match=r"shards: got 8, expected 16 .or 0., as the run that is continued has them"):
         mpiddl.train(**{**job, "max_steps": 4}, shards=8, resume=True)
 
 
@@ -203,7 +203,7 @@ def test_a_resume_keeps_the_mode_and_its_shards(tmp_path):
     job = {"epochs": 2, "batch": 50, "hidden": (32,), "quiet": True}
     on(2, out=tmp_path, shards=8, max_steps=20)
     for other, message in [({"reproducible": False}, "reproducible: got False, the run in .* was started with True"),
-                           ({}, "got 8 shards on 16 ranks, wanted ranks that divide the shards: 1, 2, 4 or 8")]:
+                           ({}, "got 8 shards on 16 ranks, expected a divisor of the shards: 1, 2, 4 or 8")]:
         with pytest.raises(UsageError, match=message):
             virtual.run(16, lambda comm, other=other: mpiddl.train("mlp", "digits", comm=comm, out=tmp_path, resume=True,
                                                                    **{**job, **other}))
@@ -223,16 +223,16 @@ class Halving(AllReduce):
 
 
 MISTAKES = [
-    (3, {}, r"got 16 shards on 3 ranks, wanted ranks that divide the shards: 1, 2, 4, 8 or 16$"),
+    (3, {}, r"got 16 shards on 3 ranks, expected a divisor of the shards: 1, 2, 4, 8 or 16$"),
     (17, {}, r"got 16 shards on 17 ranks, .* 8 or 16, or more shards"),
-    (4, {"shards": 12}, "got 12 shards, wanted a power of two, such as 8 or 16"),
-    (4, {"shards": 2}, "got 2 shards on 4 ranks, wanted ranks that divide the shards: 1 or 2, or more"),
-    (2, {"strategy": "local-sgd"}, r"got strategy LocalSGD\(period=8\), wanted one that sums gradients"),
-    (2, {"strategy": Strategy()}, r"got strategy Strategy\(\), wanted one that sums"),
-    (2, {"strategy": Halving()}, r"got strategy Halving\(\), wanted one that sums"),
+    (4, {"shards": 12}, "got 12 shards, expected a power of two, such as 8 or 16"),
+    (4, {"shards": 2}, "got 2 shards on 4 ranks, expected a divisor of the shards: 1 or 2, or more"),
+    (2, {"strategy": "local-sgd"}, r"got strategy LocalSGD\(period=8\), expected one that sums gradients"),
+    (2, {"strategy": Strategy()}, r"got strategy Strategy\(\), expected one that sums"),
+    (2, {"strategy": Halving()}, r"got strategy Halving\(\), expected one that sums"),
     (2, {"strategy": chain(AllReduce(), Strategy())}, "got strategy chain"),
-    (2, {"threads": 4}, "threads: got 4, wanted 1"),
-    (2, {"reproducible": 1}, "reproducible: got 1, wanted true or false"),
+    (2, {"threads": 4}, "threads: got 4, expected 1"),
+    (2, {"reproducible": 1}, "reproducible: got 1, expected true or false"),
 ]
 
 

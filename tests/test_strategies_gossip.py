@@ -57,7 +57,7 @@ def sums(size, steps, given):
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_named_graphs_are_doubly_stochastic_and_connect_all_ranks(graph, size, symmetric):
     if graph == "matching" and size % 2 and size > 1:
-        with pytest.raises(UsageError, match=f"graph: got matching on {size} ranks, wanted an even number"):
+        with pytest.raises(UsageError, match=f"graph: got matching on {size} ranks, expected an even number"):
             of_graphs.check(graph, size)
         return
     rounds = [of_graphs.weights(graph, size, number, symmetric) for number in range(60)]
@@ -171,7 +171,7 @@ def test_traffic_is_what_was_asked_for(name, power):
 
 def test_traffic_that_rounds_are_too_few_for():
     for name in ("gossip-adaptive", "elastic-adaptive"):
-        with pytest.raises(UsageError, match=r"traffic: got 0\.3 beside period=4, wanted up to 1 / 4 of the steps"):
+        with pytest.raises(UsageError, match=r"traffic: got 0\.3 beside period=4, expected up to 1 / 4 of the steps"):
             make_strategy(f"{name}:traffic=0.3,period=4")
 
 
@@ -271,29 +271,29 @@ def test_on_real_ranks_as_on_virtual_ones(comm, name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gossip:graph=rings", "graph: got 'rings', wanted one of ring, exponential, matching, complete"),
-        ("gossip:direction=shove", "direction: got 'shove', wanted symmetric, pull, push"),
-        ("gossip:period=0.5", "period: got '0.5', wanted int"),
-        ("gossip:period=0", "period: got 0, wanted 1 or more"),
+        ("gossip:graph=rings", "graph: got 'rings', expected one of ring, exponential, matching, complete"),
+        ("gossip:direction=shove", "direction: got 'shove', expected symmetric, pull, push"),
+        ("gossip:period=0.5", "period: got '0.5', expected int"),
+        ("gossip:period=0", "period: got 0, expected 1 or more"),
         ("gossip:outer=1", "outer: got 1.0"),
-        ("gossip:momentum=reset", "momentum: got 'reset', wanted own, average"),
+        ("gossip:momentum=reset", "momentum: got 'reset', expected own, average"),
         ("gossip:average=-1", "average: got -1"),
-        ("gossip:pace=slow", "pace: got 'slow', wanted together, own"),
+        ("gossip:pace=slow", "pace: got 'slow', expected together, own"),
         ("gossip:pace=own,average=3", "pace: got own beside average or momentum"),
-        ("gossip-adaptive:theta=-0.1", "theta: got -0.1, wanted a relative change, 0 or more"),
+        ("gossip-adaptive:theta=-0.1", "theta: got -0.1, expected a relative change, 0 or more"),
         ("gossip-adaptive:theta=nan", "theta: got nan"),
         ("gossip-adaptive:traffic=2", "traffic: got 2.0"),
         ("gossip-adaptive:traffic=0.1,threshold=rate", "traffic: got 0.1 beside threshold=rate"),
         ("gossip-adaptive:silence=-1", "silence: got -1"),
         ("gossip-adaptive:tensors=2", "tensors: got 2"),
         ("gossip-adaptive:pace=own,tensors=1", "pace: got own beside tensors=1"),
-        ("gossip-adaptive:trigger=none", "trigger: got 'none', wanted change, norm"),
-        ("gossip-adaptive:threshold=none", "threshold: got 'none', wanted fixed, rate, slope"),
+        ("gossip-adaptive:trigger=none", "trigger: got 'none', expected change, norm"),
+        ("gossip-adaptive:threshold=none", "threshold: got 'none', expected fixed, rate, slope"),
         ("gossip-scheduled:share=1.5", "share: got 1.5"),
         ("gossip-scheduled:power=0", "power: got 0.0"),
         ("elastic:period=0", "period: got 0"),
         ("elastic:alpha=-1", "alpha: got -1.0"),
-        ("elastic:pace=slow", "pace: got 'slow', wanted together, own"),
+        ("elastic:pace=slow", "pace: got 'slow', expected together, own"),
         ("elastic-adaptive:theta=-1", "theta: got -1.0"),
     ],
 )
@@ -309,12 +309,12 @@ def test_what_makes_no_sense(name, message):
         ([np.kron(np.eye(2), np.full((2, 2), 0.5))], "ranks 2, 3 never hear of rank 0"),
         (np.triu(np.ones((4, 4))), "not doubly stochastic in round 0"),
         (np.roll(np.eye(4), 1, axis=0) * 2 - np.eye(4), "not doubly stochastic in round 0"),
-        (np.roll(np.eye(4), 1, axis=0), "not symmetric in round 0, wanted them so, or pull or push"),
+        (np.roll(np.eye(4), 1, axis=0), "not symmetric in round 0, expected them so, or pull or push"),
         (np.full((4, 4), np.nan), "not doubly stochastic"),
-        (np.full((4, 4), 0.25 + 0.1j), "graph: got ndarray, wanted one of"),
-        (np.full((3, 3), 1 / 3), r"weights of shape \(1, 3, 3\), wanted \(rounds, 4, 4\) for 4 ranks"),
+        (np.full((4, 4), 0.25 + 0.1j), "graph: got ndarray, expected one of"),
+        (np.full((3, 3), 1 / 3), r"weights of shape \(1, 3, 3\), expected \(rounds, 4, 4\) for 4 ranks"),
         (np.ones(4), r"weights of shape \(4,\)"),
-        (object(), "graph: got object, wanted one of"),
+        (object(), "graph: got object, expected one of"),
     ],
 )
 def test_graphs_that_do_not_serve(graph, message):
@@ -325,10 +325,10 @@ def test_graphs_that_do_not_serve(graph, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Gossip(period=1.5), "period: got 1.5, wanted a whole number"),
-        (lambda: Gossip(outer=None), "outer: got None, wanted a number"),
-        (lambda: GossipAdaptive(theta="0.1"), "theta: got '0.1', wanted a number"),
-        (lambda: ElasticAdaptive(silence=2.5), "silence: got 2.5, wanted a whole number"),
+        (lambda: Gossip(period=1.5), "period: got 1.5, expected a whole number"),
+        (lambda: Gossip(outer=None), "outer: got None, expected a number"),
+        (lambda: GossipAdaptive(theta="0.1"), "theta: got '0.1', expected a number"),
+        (lambda: ElasticAdaptive(silence=2.5), "silence: got 2.5, expected a whole number"),
     ],
 )
 def test_numbers_that_are_none(make, message):
@@ -339,7 +339,7 @@ def test_numbers_that_are_none(make, message):
 def test_ranks_that_do_not_fit():
     with pytest.raises(UsageError, match="graph: got matching on 3 ranks"):
         on_virtual_ranks(3, "gossip:graph=matching")
-    with pytest.raises(UsageError, match=r"alpha: got 0\.5 on 4 ranks, wanted at most"):
+    with pytest.raises(UsageError, match=r"alpha: got 0\.5 on 4 ranks, expected at most"):
         on_virtual_ranks(4, ElasticAdaptive(alpha=0.5))
 
 

@@ -228,10 +228,10 @@ def test_the_first_steps_may_be_synchronous():
     ("name", "message"),
     [
         ("delayed:delay=-1", "delay: got -1"),
-        ("delayed:ahead=2", "ahead: got 2, wanted 0 or 1"),
-        ("local-sgd:period=4,delay=4", "delay: got 4, wanted 0 or more steps, fewer than the period, 4"),
+        ("delayed:ahead=2", "ahead: got 2, expected 0 or 1"),
+        ("local-sgd:period=4,delay=4", "delay: got 4, expected 0 or more steps, fewer than the period, 4"),
         ("local-sgd:after=-1", "after: got -1"),
-        ("local-sgd:momentum=none", "momentum: got 'none', wanted own, average, reset"),
+        ("local-sgd:momentum=none", "momentum: got 'none', expected own, average, reset"),
         ("local-sgd:outer=1", "outer: got 1.0"),
         ("local-sgd:outer=0.5,delay=2", "delay: got one beside outer or momentum"),
         ("hierarchical:period=0", "period: got 0"),

@@ -220,7 +220,7 @@ def test_where_the_trial_fails_servers_of_their_own_take_over(comm, monkeypatch,
         return torn + (stamp == 2 and failing == "torn")
 
     monkeypatch.setattr(trial, "_change", change)
-    with pytest.raises(CommError, match=r"got one-sided, but shared memory failed its trial: .*wanted two-sided"):
+    with pytest.raises(CommError, match=r"got one-sided, but shared memory failed its trial: .*expected two-sided"):
         trained(comm, "asgd", epochs=1)
     result = trained(comm, "asgd", "auto", epochs=1)
     assert result.summary["strategy"] == "ASGD(servers=1, communication='two-sided')"
@@ -241,9 +241,9 @@ def test_between_nodes_threads_are_wanted(comm, placed, monkeypatch, capfd):
 
 @pytest.mark.mpi
 def test_what_makes_no_sense(comm, link):
-    with pytest.raises(UsageError, match=f"servers: got 9, wanted 1 to {comm.size}, as many as there are ranks"):
+    with pytest.raises(UsageError, match=f"servers: got 9, expected 1 to {comm.size}, as many as there are ranks"):
         mpiddl.train("mlp", "digits", comm=comm, **settings("asgd:servers=9,communication=one-sided"))
-    with pytest.raises(UsageError, match=r"communication: got 'onesided', wanted one of auto, .*did you mean 'one-sided'"):
+    with pytest.raises(UsageError, match=r"communication: got 'onesided', expected one of auto, .*did you mean 'one-sided'"):
         trained(comm, "asgd", "onesided")
     with pytest.raises(UsageError, match=f"servers: got {comm.size} for 0 parameters"):
         OneSided(ASGD(comm.size)).init(link, Replica(np.zeros(0), {}))
@@ -273,7 +273,7 @@ def test_a_rank_that_fails_in_the_middle_of_a_push_ends_the_job(mpirun):
 
 
 def test_virtual_ranks_take_turns_and_share_nothing():
-    with pytest.raises(CommError, match="got one-sided, but virtual ranks take turns; wanted two-sided"):
+    with pytest.raises(CommError, match="got one-sided, but virtual ranks take turns; expected two-sided"):
         mpiddl.train("mlp", "digits", simulate=2, **settings("asgd:communication=one-sided"))
     assert virtual.run(2, DDCASGD().resolve)[0][0] == DDCASGD(servers=1, communication="two-sided")
 

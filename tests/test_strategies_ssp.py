@@ -140,8 +140,8 @@ def test_a_time_limit_ends_all(comm):
 
 
 @pytest.mark.parametrize(("strategy", "message"), [
-    ("ssp:bound=-1", r"bound: got -1, wanted a number of steps, 0 or more"),
-    ("ssp:communication=one-sided", "communication: got one-sided for ssp, wanted two-sided or auto"),
+    ("ssp:bound=-1", r"bound: got -1, expected a number of steps, 0 or more"),
+    ("ssp:communication=one-sided", "communication: got one-sided for ssp, expected two-sided or auto"),
 ])
 def test_what_makes_no_sense(strategy, message):
     with pytest.raises(UsageError, match=message):

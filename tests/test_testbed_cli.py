@@ -125,7 +125,7 @@ def test_a_cluster_that_stays(name):
     assert "rate 100mbit" in shown and "h1     up" in shown and "h2     down" in shown
     assert plain("boot", *own, "h2").returncode == 0
     unknown = plain("boot", *own, "h3")
-    assert unknown.returncode == 2 and "'h3', wanted one of h1 to h2" in unknown.stderr
+    assert unknown.returncode == 2 and "'h3', expected h1 to h2" in unknown.stderr
     assert plain("down", *own).returncode == 0
     assert "is not up" in plain("down", *own).stderr
 

@@ -86,8 +86,8 @@ def test_a_deadlock_of_virtual_ranks_is_told(size):
 
 MISMATCHED = {
     "calls": (lambda comm: comm.Barrier() if comm.rank else comm.Allreduce(IN_PLACE, np.zeros(2)), "calls do not match"),
-    "lengths": (lambda comm: comm.Allreduce(IN_PLACE, np.zeros(2 + comm.rank)), "wanted the same on every rank"),
-    "root": (lambda comm: comm.Bcast(np.zeros(2), 5), "root: got 5, wanted a rank from 0 to 1"),
+    "lengths": (lambda comm: comm.Allreduce(IN_PLACE, np.zeros(2 + comm.rank)), "expected the same on every rank"),
+    "root": (lambda comm: comm.Bcast(np.zeros(2), 5), "root: got 5, expected a rank from 0 to 1"),
     "dest": (lambda comm: comm.Send(np.zeros(2), -1), "dest: got -1"),
     "dtype": (
         lambda comm: comm.Recv(np.zeros(2), 0) if comm.rank else comm.Send(np.zeros(2, int), 1),
@@ -200,7 +200,7 @@ def test_waiting_is_what_the_last_rank_makes_the_others_wait(link):
 
 @pytest.mark.mpi
 def test_what_is_no_communicator_is_named(comm):
-    with pytest.raises(CommError, match="comm: got int, wanted an mpi4py intra-communicator"):
+    with pytest.raises(CommError, match="comm: got int, expected an mpi4py intra-communicator"):
         connect(3)
 
 

@@ -121,7 +121,7 @@ def test_bytes_and_folders_are_no_tables(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="not text"):
         read_table(path)
-    with pytest.raises(UsageError, match="no regular file; wanted one that mpiddl tune has written"):
+    with pytest.raises(UsageError, match="no regular file; expected one that mpiddl tune has written"):
         read_table(tmp_path)
 
 
@@ -229,7 +229,7 @@ def test_tune_measures_writes_and_shows(mpirun, tmp_path):
 
 
 @pytest.mark.parametrize(("args", "words"), [
-    (["--calls", "sum"], "calls: got 'sum', wanted some of allreduce"),
+    (["--calls", "sum"], "calls: got 'sum', expected some of allreduce"),
     (["--sizes", "big"], "sizes: got 'big'"),
     (["--seconds", "-1"], "seconds: got -1"),
 ])  # fmt: skip

@@ -64,7 +64,7 @@ def _dtype(name: str) -> np.dtype:
     try:
         kind = np.dtype(name)
     except (TypeError, ValueError):
-        raise UsageError(f"dtype: got {name!r}, wanted a name of numpy's, such as float32") from None
+        raise UsageError(f"dtype: got {name!r}, expected a name of numpy's, such as float32") from None
     flat("dtype", np.empty(0, kind))
     return kind
 
@@ -75,7 +75,7 @@ def check_memory(comm: Any, size: int) -> None:
     local = neighbours(comm).local.size
     if COPIES * size * local > min(comm.allgather(free)):
         raise UsageError(
-            f"sizes: got {size_text(size)}, wanted at most {size_text(free // (COPIES * local))}: "
+            f"sizes: got {size_text(size)}, expected at most {size_text(free // (COPIES * local))}: "
             f"{local} ranks on a node with {free / 1e9:.1f} GB of free memory, {COPIES} arrays each"
         )
 

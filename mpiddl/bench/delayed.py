@@ -70,11 +70,11 @@ def run(env: Any, hidden: Sequence[int], batches: Sequence[int], strategies: Seq
     found = {name: make_strategy(name) for name in strategies}
     for name, strategy in found.items():
         if not strategy.lockstep:
-            raise UsageError(f"strategy: got {name!r}, wanted one whose ranks take the same steps, such as delayed:delay=1")
+            raise UsageError(f"strategy: got {name!r}, expected one whose ranks take the same steps, such as delayed:delay=1")
     link = connect(env=env)
     with failing_together(link):
         if link.size == 1:
-            raise UsageError("bench delayed: got one rank, wanted two or more: start it under mpiexec")
+            raise UsageError("bench delayed: got one rank, expected two or more: start it under mpiexec")
         for strategy in found.values():
             strategy.check(link.size)
         rows = [row for batch in batches for row in _case(link, (784, *hidden, 10), batch, found, steps, seconds)]
@@ -171,7 +171,7 @@ def sentences(rows: Rows) -> Iterator[str]:
     for name in dict.fromkeys(row["contender"] for row in rows if row["wanted"]):
         shares = {row["batch_per_rank"]: row["of_bound"] for row in rows if row["contender"] == name}
         below = ", ".join(f"{share:.0%} at {batch}" for batch, share in shares.items() if share < WANTED)
-        yield (f"{name}: {min(shares.values()):.0%} of the bound or more, wanted {WANTED:.0%}"
+        yield (f"{name}: {min(shares.values()):.0%} of the bound or more, expected {WANTED:.0%}"
                + (f"; less: {below} rows a rank" if below else ""))
 
 

@@ -143,13 +143,13 @@ def sentences(rows: Rows) -> Iterator[str]:
         missed = [f"{row['target']:.4g}" for row in wanted if row["saved"] is None or row["saved"] < row["wanted"]]
         came = f"not reached to {', '.join(missed)}" if missed else "reached"
         yield (f"time that {wanted[0]['contender']} saves where {wanted[0]['share']:.0%} of a step of {wanted[0]['baseline']} "
-               f"is communication: {told}; wanted {SAVED:.0%}: {came}")
+               f"is communication: {told}; expected {SAVED:.0%}: {came}")
     ratios = {row["contender"]: row["payload_ratio"] for row in rows if row.get("payload_ratio")}
     if ratios:
         worst = max(ratios, key=lambda name: abs(ratios[name] - 1))
         near = abs(ratios[worst] - 1) <= COUNTED
         yield (f"payload on the links: {ratios[worst]:.2%} of what is counted where they differ most, with {worst}; "
-               f"wanted within {COUNTED:.0%}: {'reached' if near else 'not reached'}")
+               f"expected within {COUNTED:.0%}: {'reached' if near else 'not reached'}")
 
 
 def draw(path: Path, title: str, rows: Rows) -> None:
@@ -167,4 +167,4 @@ def draw(path: Path, title: str, rows: Rows) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"plot: {path}: {error}; wanted a file name such as gossip.png") from None
+        raise UsageError(f"plot: {path}: {error}; expected a file name such as gossip.png") from None

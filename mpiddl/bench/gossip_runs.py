@@ -98,7 +98,7 @@ def read_contender(text: str) -> Contender:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise UsageError(f"strategy: got {text!r}, wanted NAME@RATE with a learning rate above 0, such as gossip@0.1")
+        raise UsageError(f"strategy: got {text!r}, expected NAME@RATE with a learning rate above 0, such as gossip@0.1")
     make_strategy(strategy)  # it checks
     return Contender(text, strategy, number)
 
@@ -133,7 +133,7 @@ class Runner:
         with agreed(self.control):
             strategy.check(self.link.size)
         if not strategy.lockstep or not strategy.resolve(self.control)[0].lockstep:
-            raise UsageError(f"strategy: got {contender.strategy!r}, wanted one whose ranks take the same steps")
+            raise UsageError(f"strategy: got {contender.strategy!r}, expected one whose ranks take the same steps")
 
     def settings(self, contender: Contender, seed: int) -> dict[str, Any]:
         """By which a run is known."""

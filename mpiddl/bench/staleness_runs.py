@@ -118,11 +118,11 @@ def read_rule(text: str) -> ParameterServer:
     """
     rule = make_strategy(text)
     if not isinstance(rule, ParameterServer):
-        raise UsageError(f"rules: got {text!r}, wanted parameter servers such as asgd or ddc-asgd")
+        raise UsageError(f"rules: got {text!r}, expected parameter servers such as asgd or ddc-asgd")
     if rule.communication == ONE_SIDED:
-        raise UsageError(f"rules: got {text!r}, wanted two-sided communication: time is simulated")
+        raise UsageError(f"rules: got {text!r}, expected two-sided communication: time is simulated")
     if rule.servers > SHARDS:
-        raise UsageError(f"rules: got {text!r}, wanted at most {SHARDS} servers")
+        raise UsageError(f"rules: got {text!r}, expected at most {SHARDS} servers")
     return rule
 
 
@@ -150,10 +150,10 @@ def cut(data: Data) -> Parts:
         If there are no classes or no test rows.
     """
     if not data.classes or data.test is None:
-        raise UsageError(f"data: got {data.name} without {'test rows' if data.classes else 'classes'}, wanted both")
+        raise UsageError(f"data: got {data.name} without {'test rows' if data.classes else 'classes'}, expected both")
     kept, held = hold_out(data.train, VALIDATION)
     if held is None:
-        raise UsageError(f"data: got {data.name} with one row to train on, wanted two or more")
+        raise UsageError(f"data: got {data.name} with one row to train on, expected two or more")
     source, test = _in_memory(kept, data.classes), _in_memory(data.test, data.classes)
     tuning, tested = (Data(data.name, source, rows, data.classes, data.features) for rows in (None, test))
     ((x, y),) = source.read([range(kept.n)])

@@ -60,12 +60,12 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     try:
         return tuple(int(part) for part in value.split(",") if part)
     except ValueError:
-        raise UsageError(f"{parameter.name}: got {value!r}, wanted whole numbers separated by commas") from None
+        raise UsageError(f"{parameter.name}: got {value!r}, expected whole numbers separated by commas") from None
 
 
 def _folder(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
     if value == "":
-        raise UsageError(f"{parameter.name}: got an empty name (an unset variable?), wanted a folder")
+        raise UsageError(f"{parameter.name}: got an empty name (an unset variable?), expected a folder")
     return None if value is None else Path(value)
 
 

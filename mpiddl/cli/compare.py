@@ -54,14 +54,14 @@ def _workers(context: click.Context, parameter: click.Parameter, value: str | No
         return None
     parts = [part for part in value.split(",") if part]
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise UsageError(f"simulate: got {value!r}, wanted whole numbers from 1, such as 8 or 4,8, or nothing behind it")
+        raise UsageError(f"simulate: got {value!r}, expected whole numbers from 1, such as 8 or 4,8, or nothing behind it")
     return tuple(map(int, parts))
 
 
 def _part(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int]:
     number, slash, count = (value or "1/1").partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise UsageError(f"part: got {value!r}, wanted N/COUNT, N from 1 to COUNT, such as 2/8")
+        raise UsageError(f"part: got {value!r}, expected N/COUNT, N from 1 to COUNT, such as 2/8")
     return int(number), int(count)
 
 
@@ -94,11 +94,11 @@ def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | Non
     from mpiddl.request import search_path
 
     if promise(os.environ).size > 1:
-        raise UsageError(f"ranks: got {promise(os.environ).size}, wanted one: the comparison starts the ranks itself")
+        raise UsageError(f"ranks: got {promise(os.environ).size}, expected one: the comparison starts the ranks itself")
     grid = read_grid(job_file, simulate or ())
     place = _place(simulate, testbed, jobs, options)
     if out == "":
-        raise UsageError("out: got an empty name (an unset variable?), wanted a folder")
+        raise UsageError("out: got an empty name (an unset variable?), expected a folder")
     folder = Path(out) if out else Path("runs", job_file.stem)
     if testbed:
         check_shared(folder)
@@ -145,10 +145,10 @@ def _place(simulate: tuple[int, ...] | None, testbed: str | None, jobs: int, opt
     asked = {"--simulate": simulate is not None, "--testbed": testbed, "--launch": options["launch"]}
     given = [name for name, came in asked.items() if came]
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)}: got both, wanted one of them")
+        raise UsageError(f"{' and '.join(given)}: got both, expected one of them")
     if jobs < 0 or (jobs > 1 and simulate is None):
         wanted = "1: runs on real ranks are timed" if jobs > 0 else "1 or more, or 0: as many as there are cores"
-        raise UsageError(f"jobs: got {jobs}, wanted {wanted}")
+        raise UsageError(f"jobs: got {jobs}, expected {wanted}")
     if simulate is not None:
         return Simulated(jobs, os.environ)
     if testbed is not None:

@@ -94,11 +94,11 @@ def _bench(path: Path | None, plot: Path | None, cases: str, errors: str, thread
     try:
         levels = [float(part) for part in errors.split(",") if part]
     except ValueError:
-        raise UsageError(f"errors: got {errors!r}, wanted numbers separated by commas") from None
+        raise UsageError(f"errors: got {errors!r}, expected numbers separated by commas") from None
     chosen = solvers.split(",")
     for name in chosen:
         if name not in SOLVERS:
-            raise UsageError(f"solvers: got {name!r}, wanted some of {', '.join(SOLVERS)}")
+            raise UsageError(f"solvers: got {name!r}, expected some of {', '.join(SOLVERS)}")
 
     def say(text: str) -> None:
         click.echo(text, err=True)
@@ -129,7 +129,7 @@ def _command(name: str, text: str, centred: bool) -> click.Command:
         settings["n_components"] = _components(components, centred)
         kind = "pca" if settings.pop("center", False) else "svd"
         if kind == "svd" and settings.pop("whiten", False):
-            raise UsageError("whiten: got --no-center, wanted it with --center: scores about zero have no deviation")
+            raise UsageError("whiten: got --no-center, expected it with --center: scores about zero have no deviation")
         settings["random_state"] = settings.pop("seed")
         settings["memory"] = parse_size(settings["memory"], "memory")
         with progress(settings["tol"]) as told:
@@ -182,7 +182,7 @@ def _components(text: str, centred: bool) -> int | float:
     try:
         return float(text) if centred and not text.lstrip("+-").isdigit() else int(text)
     except ValueError:
-        raise UsageError(f"components: got {text!r}, wanted a whole number" + (", or a share such as 0.9" * centred)) from None
+        raise UsageError(f"components: got {text!r}, expected a whole number{', or a share such as 0.9' * centred}") from None
 
 
 def _show(summary: dict[str, Any], out: Path) -> None:

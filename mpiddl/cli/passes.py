@@ -61,7 +61,7 @@ class Bar:
         if self._task is None:
             self._bar.start()
             self._task = self._bar.add_task("", total=1.0)
-        text = f"{moment.passes:.1f} passes, error {moment.error:.1e}, wanted {self.tol:g}"
+        text = f"{moment.passes:.1f} passes, error {moment.error:.1e}, expected {self.tol:g}"
         self._bar.update(self._task, completed=done(moment.error, self.tol), description=text)
 
 

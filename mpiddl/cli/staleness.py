@@ -40,7 +40,7 @@ def _list(kind: Callable[[str], Any], wanted: str) -> Callable[..., Any]:
         try:
             return tuple(kind(part) for part in value.split(",") if part)
         except ValueError:
-            raise UsageError(f"{parameter.name}: got {value!r}, wanted {wanted}, separated by commas") from None
+            raise UsageError(f"{parameter.name}: got {value!r}, expected {wanted}, separated by commas") from None
 
     return read
 
@@ -91,9 +91,9 @@ def staleness(data: str, jobs: int, results: Path, only: bool, path: Path | None
     from mpiddl.threads import cores
 
     if promise(os.environ).size > 1:
-        raise UsageError(f"ranks: got {promise(os.environ).size}, wanted one: workers are simulated; --jobs sets the processes")
+        raise UsageError(f"ranks: got {promise(os.environ).size}, expected 1: workers are simulated; --jobs sets the processes")
     if jobs < 0:
-        raise UsageError(f"jobs: got {jobs}, wanted 1 or more, or 0: as many as there are cores")
+        raise UsageError(f"jobs: got {jobs}, expected 1 or more, or 0: as many as there are cores")
     check_files(path, plot)
     check_writable("results", results)
     study = module.Study(**options)

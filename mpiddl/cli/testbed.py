@@ -89,7 +89,7 @@ def run(command: tuple[str, ...], hosts: int | None, rate: str | None, loss: str
     The program has your environment, folder and disk. Nothing of the cluster is left when it ends, however it ends.
     """
     if limit is not None and not limit > 0:
-        raise UsageError(f"limit: got {limit:g}, wanted seconds above 0")
+        raise UsageError(f"limit: got {limit:g}, expected seconds above 0")
     if hosts is None and (rate or slurm or loss != "0%"):
         raise UsageError("run: --rate, --loss and --slurm came without --hosts, which they need: they belong to a new cluster")
     _check_run(path, slurm, ranks_per_host, options)
@@ -113,7 +113,7 @@ def run(command: tuple[str, ...], hosts: int | None, rate: str | None, loss: str
 def _check_run(path: Path | None, slurm: bool, ranks_per_host: str, options: dict[str, Any]) -> None:
     """What would be found out only after the run, or would be passed over."""
     if options["order"] not in ("by-slot", "round-robin"):
-        raise UsageError(f"map: got {options['order']!r}, wanted by-slot or round-robin")
+        raise UsageError(f"map: got {options['order']!r}, expected by-slot or round-robin")
     theirs = {"--ranks-per-host": ranks_per_host != "1", "--map": options["order"] != "by-slot", "--mpi": options["mpi"],
               "--mpiexec-args": options["mpiexec_args"]}  # fmt: skip
     if slurm and any(theirs.values()):
@@ -133,7 +133,7 @@ def _ranks(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"ranks per host: got {text!r}, wanted whole numbers with commas, such as 2 or 2,1,1") from None
+        raise UsageError(f"ranks per host: got {text!r}, expected whole numbers with commas, such as 2 or 2,1,1") from None
 
 
 def _report(links: dict[str, Link], result: Result) -> None:

@@ -23,7 +23,7 @@ def _calls(context: click.Context, parameter: click.Parameter, value: str) -> tu
     names = tuple(value.replace("-", "_").rstrip(",").split(","))
     for name in names:
         if name not in CALLS:
-            raise UsageError(f"calls: got {name!r}, wanted some of {','.join(CALLS)}")
+            raise UsageError(f"calls: got {name!r}, expected some of {','.join(CALLS)}")
     return names
 
 
@@ -53,7 +53,7 @@ def tune(out: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], secon
     if only:
         text = module.describe(os.environ, path, calls, sizes)
     elif path is None:
-        raise UsageError("out: there is no home folder for the user's own table; wanted --out FILE")
+        raise UsageError("out: there is no home folder for the user's own table; expected --out FILE")
     else:
         table = module.tune(os.environ, path, calls, sizes, seconds, lambda line: click.echo(line))
         text = f"table: {path}, {len(table.entries)} entries" if table is not None else ""

@@ -190,7 +190,7 @@ class TwoStep(Queue):
     def _check_alive(self) -> None:
         check_alive(self._comm)
         if not self._inputs:
-            raise CommError("TwoStep: got one that was freed, wanted one in use")
+            raise CommError("TwoStep: got one that was freed, expected one in use")
 
     def Free(self) -> None:
         """Give the shared memory back; collective. The arrays must not be touched afterwards."""
@@ -249,7 +249,7 @@ def _checked(size: Any, dtype: Any, op: Any, leader: Any, segment_bytes: Any) ->
     if segment_bytes is not None:
         check_whole("segment_bytes", segment_bytes, 1)
     if not isinstance(leader, bool):
-        raise UsageError(f"leader: got {leader!r}, wanted True or False")
+        raise UsageError(f"leader: got {leader!r}, expected True or False")
     return kind
 
 

@@ -112,7 +112,7 @@ class Started:
         if self._lock.acquire(blocking=False):
             try:
                 if not self._over:
-                    self.failure = CommError(f"request: {why} while it was under way; wanted Wait() before")
+                    self.failure = CommError(f"request: {why} while it was under way; expected Wait() before")
                     self._finish()
             finally:
                 self._lock.release()
@@ -267,10 +267,10 @@ def flat_pair(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> tuple[np.n
         return result, result
     source = flat("sendbuf", sendbuf)
     if source.dtype != result.dtype or source.size != result.size:
-        raise ShapeError(f"recvbuf: got {_shape(result)}, wanted {_shape(source)} as in sendbuf")
+        raise ShapeError(f"recvbuf: got {_shape(result)}, expected {_shape(source)} as in sendbuf")
     if source is not result and np.may_share_memory(source, result) and source.size:
         if source.ctypes.data != result.ctypes.data:
-            raise ShapeError("sendbuf and recvbuf: they overlap; wanted two buffers, or IN_PLACE as sendbuf")
+            raise ShapeError("sendbuf and recvbuf: they overlap; expected two buffers, or IN_PLACE as sendbuf")
         return result, result
     return source, result
 
@@ -278,7 +278,7 @@ def flat_pair(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> tuple[np.n
 def flat(name: str, array: Any, writable: bool = False) -> np.ndarray:
     """The 1-D view of a C-contiguous array of a dtype that MPI can move and reduce."""
     if not isinstance(array, np.ndarray):
-        raise ShapeError(f"{name}: got {type(array).__name__}, wanted a numpy array")
+        raise ShapeError(f"{name}: got {type(array).__name__}, expected a numpy array")
     if isinstance(array, np.ma.MaskedArray):
         raise ShapeError(f"{name}: got a masked array, whose mask would be lost; array.filled(0) makes one without")
     if not array.flags.c_contiguous:
@@ -286,9 +286,9 @@ def flat(name: str, array: Any, writable: bool = False) -> np.ndarray:
     if not array.flags.aligned:
         raise ShapeError(f"{name}: got an array whose elements lie off their boundaries; array.copy() makes one that fits")
     if writable and not array.flags.writeable:
-        raise ShapeError(f"{name}: got an array that must not be written, wanted one to hold the result")
+        raise ShapeError(f"{name}: got an array that must not be written, expected one to hold the result")
     if array.dtype.char not in REDUCED or not array.dtype.isnative:
-        raise UsageError(f"{name}: got dtype {array.dtype}, wanted integers, floats or complex numbers that MPI has too")
+        raise UsageError(f"{name}: got dtype {array.dtype}, expected integers, floats or complex numbers that MPI has too")
     plain = array if type(array) is np.ndarray else array.view(np.ndarray)  # a matrix has two axes whatever is done to it
     return plain.reshape(-1)
 
@@ -296,9 +296,9 @@ def flat(name: str, array: Any, writable: bool = False) -> np.ndarray:
 def check_op(op: Any, dtype: np.dtype) -> None:
     """Raise a `UsageError` for what is no reduction, or none of complex numbers."""
     if not isinstance(op, Op):
-        raise UsageError(f"op: got {op!r}, wanted one of mpiddl.transport.base's {', '.join(known.name for known in COMBINE)}")
+        raise UsageError(f"op: got {op!r}, expected one of mpiddl.transport.base: {', '.join(known.name for known in COMBINE)}")
     if dtype.kind == "c" and op in (MIN, MAX):
-        raise UsageError(f"op: got {op.name} for {dtype}, wanted SUM or PROD: complex numbers have no order")
+        raise UsageError(f"op: got {op.name} for {dtype}, expected SUM or PROD: complex numbers have no order")
 
 
 def plan_dtype(size: Any, dtype: Any, op: Any) -> np.dtype:
@@ -306,7 +306,7 @@ def plan_dtype(size: Any, dtype: Any, op: Any) -> np.dtype:
     try:
         kind = np.dtype(dtype)
     except TypeError as error:
-        raise UsageError(f"dtype: got {dtype!r}, wanted the name of one: {error}") from None
+        raise UsageError(f"dtype: got {dtype!r}, expected the name of one: {error}") from None
     flat("dtype", np.empty(0, kind))
     check_op(op, kind)
     check_whole("size", size, 0)
@@ -316,21 +316,21 @@ def plan_dtype(size: Any, dtype: Any, op: Any) -> np.dtype:
 def check_whole(name: str, value: Any, least: int) -> None:
     """Raise a `ShapeError` for what is no whole number, or too small a one."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ShapeError(f"{name}: got {value!r}, wanted a whole number from {least}")
+        raise ShapeError(f"{name}: got {value!r}, expected a whole number from {least}")
 
 
 def check_root(comm: Any, root: Any) -> None:
     """Raise a `UsageError` for what is no rank."""
     if not isinstance(root, (int, np.integer)) or not 0 <= root < comm.size:
-        raise UsageError(f"root: got {root!r}, wanted a rank from 0 to {comm.size - 1}")
+        raise UsageError(f"root: got {root!r}, expected a rank from 0 to {comm.size - 1}")
 
 
 def check_alive(comm: Any) -> None:
     """Raise a `UsageError` for what is no communicator of ours, a `CommError` for one that was freed or is broken."""
     if not hasattr(comm, "freed"):
-        raise UsageError(f"comm: got {type(comm).__name__}, wanted what mpiddl.transport.mpi.connect() returns")
+        raise UsageError(f"comm: got {type(comm).__name__}, expected what mpiddl.transport.mpi.connect() returns")
     if comm.freed:
-        raise CommError("comm: got a communicator that was freed, wanted one in use")
+        raise CommError("comm: got a communicator that was freed, expected one in use")
     if comm.broken:
         raise CommError("comm: an exception ended a collective in the middle; this communicator cannot be used any more")
 

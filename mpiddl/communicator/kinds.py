@@ -101,9 +101,9 @@ class Communicator(_Making, MPI.Intracomm):
 
     def __init__(self, comm: Any = None, table: str | Path | None = None):
         if not isinstance(comm, MPI.Comm):
-            raise TypeError(f"comm: got {type(comm).__name__}, wanted an mpi4py intra-communicator such as MPI.COMM_WORLD")
+            raise TypeError(f"comm: got {type(comm).__name__}, expected an mpi4py intra-communicator such as MPI.COMM_WORLD")
         if comm == MPI.COMM_NULL:
-            raise CommError("comm: got COMM_NULL, wanted an intra-communicator in use")
+            raise CommError("comm: got COMM_NULL, expected an intra-communicator in use")
         if table is not None:
             self._table = Path(table)
         if self.Get_size() > 1:

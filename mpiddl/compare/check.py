@@ -43,10 +43,10 @@ def check(grid: Grid, place: Place, search: Sequence[Path]) -> Facts:
     data = find_data(job, search)
     if data.classes is None or data.test is None:
         came = "without test rows" if data.classes else "whose labels are no classes"
-        raise UsageError(f"data: got {data.name}, {came}, wanted both: strategies are compared by accuracy on test rows")
+        raise UsageError(f"data: got {data.name}, {came}, expected both: strategies are compared by accuracy on test rows")
     facts = Facts(Layout(data.train.n, 1, 1, job.validation).train_rows, fingerprint(data))
     if grid.target and Layout(data.train.n, 1, 1, job.validation).validation_rows < 1:
-        raise UsageError(f"target: got one with no validation row in {data.name}, wanted validation large enough for one")
+        raise UsageError(f"target: got one with no validation row in {data.name}, expected validation large enough for one")
     for cell in grid.cells():
         if cell.seed == grid.seeds[0] and cell.workers > 1:  # whether one rank can serve itself is not known on virtual ranks
             _look(grid, place, cell, facts, data)

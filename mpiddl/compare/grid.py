@@ -135,7 +135,7 @@ def ranks_beside(strategy: Strategy, workers: int) -> int:
         ranks = range(workers + more)
         if sum(not strategy.placement(len(ranks), rank, len(ranks)).serves for rank in ranks) == workers:
             return more
-    raise UsageError(f"strategy: got {describe(strategy)}, wanted one of which {workers} ranks compute and at most 64 serve")
+    raise UsageError(f"strategy: got {describe(strategy)}, expected one of which {workers} ranks compute and at most 64 serve")
 
 
 def read_grid(path: Path, workers: Sequence[int] = ()) -> Grid:
@@ -150,9 +150,9 @@ def read_grid(path: Path, workers: Sequence[int] = ()) -> Grid:
     check_names(tables, ("train", "compare"), "table")
     for name in ("train", "compare"):
         if not isinstance(tables.get(name, {}), dict):
-            raise UsageError(f"{name}: got {tables[name]!r}, wanted a table, [{name}]")
+            raise UsageError(f"{name}: got {tables[name]!r}, expected a table, [{name}]")
     if "compare" not in tables:
-        raise UsageError(f"job file {path}: there is no [compare] table; wanted one with strategies, workers and seeds "
+        raise UsageError(f"job file {path}: there is no [compare] table; expected one with strategies, workers and seeds "
                          "(mpiddl compare --help shows one)")  # fmt: skip
     return make_grid(tables.get("train", {}), tables["compare"], workers)
 
@@ -162,31 +162,31 @@ def make_grid(train: Mapping[str, Any], asked: Mapping[str, Any], workers: Seque
     check_names(asked, KEYS, "key of [compare]")
     for name, instead in NOT_SHARED.items():
         if name in train:
-            raise UsageError(f"{name}: got it in [train], wanted {instead}, by which the comparison sets it")
+            raise UsageError(f"{name}: got it in [train], expected {instead}, by which the comparison sets it")
     job = make_job(train)
     contenders = _contenders(asked, train)
     counts = _counts("workers", list(workers) or asked.get("workers", 4))
     target = _number("target", asked.get("target", 0.0), 0.0, 1.0)
     if target and not job.validation:
-        raise UsageError("target: got one without validation rows, wanted validation above 0 in [train]")
+        raise UsageError("target: got one without validation rows, expected validation above 0 in [train]")
     baseline = asked.get("baseline", contenders[0].label)
     if baseline not in [contender.label for contender in contenders]:
-        raise UsageError(f"baseline: got {baseline!r}, wanted one of {', '.join(contender.label for contender in contenders)}")
+        raise UsageError(f"baseline: got {baseline!r}, expected {', '.join(contender.label for contender in contenders)}")
     if max(counts) > MOST_WORKERS:
-        raise UsageError(f"workers: got {max(counts)}, wanted at most {MOST_WORKERS}")
+        raise UsageError(f"workers: got {max(counts)}, expected at most {MOST_WORKERS}")
     grid = Grid(train, contenders, counts, _seeds(asked.get("seeds", 3)), _budget(asked), target, baseline,
                 _number("margin", asked.get("margin", 0.5), 0.0, 100.0), _number("limit", asked.get("limit", 3600.0), 1.0, 1e7))
     if (count := len(contenders) * len(counts) * len(grid.seeds)) > MOST_CELLS:
-        raise UsageError(f"grid: got {count} runs, wanted at most {MOST_CELLS}")
+        raise UsageError(f"grid: got {count} runs, expected at most {MOST_CELLS}")
     return grid
 
 
 def _contenders(asked: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Contender, ...]:
     entries = asked.get("strategies")
     if not isinstance(entries, list) or not entries:
-        raise UsageError(f"strategies: got {'none' if not entries else repr(entries)}, wanted a list of one or more names")
+        raise UsageError(f"strategies: got {'none' if not entries else repr(entries)}, expected a list of one or more names")
     if len(entries) > MOST_CONTENDERS:
-        raise UsageError(f"strategies: got {len(entries)}, wanted at most {MOST_CONTENDERS}: nobody reads more")
+        raise UsageError(f"strategies: got {len(entries)}, expected at most {MOST_CONTENDERS}: nobody reads more")
     found: dict[str, Contender] = {}
     for entry in entries:
         contender = _contender(entry)
@@ -194,9 +194,9 @@ def _contenders(asked: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Con
         what = repr((describe(contender.strategy), job.as_dict()))
         if what in found:
             both = f"{found[what].label!r} and {contender.label!r}"
-            raise UsageError(f"strategies: got {both}, which are the same, wanted each once")
+            raise UsageError(f"strategies: got {both}, which are the same, expected each once")
         if contender.label in [other.label for other in found.values()]:
-            raise UsageError(f"strategies: got two with the label {contender.label!r}, wanted each with its own")
+            raise UsageError(f"strategies: got two with the label {contender.label!r}, expected each with its own")
         found[what] = contender
     return tuple(found.values())
 
@@ -206,14 +206,14 @@ def _contender(entry: Any) -> Contender:
         make_strategy(entry)
         return Contender(entry, entry)
     if not isinstance(entry, dict) or not isinstance(entry.get("strategy"), str):
-        raise UsageError(f'strategies: got {entry!r}, wanted a name or a table such as {{strategy = "asgd", rate = 0.02}}')
+        raise UsageError(f'strategies: got {entry!r}, expected a name or a table such as {{strategy = "asgd", rate = 0.02}}')
     check_names(entry, ("strategy", "label", *OWN), "setting of a strategy's own")
     make_strategy(entry["strategy"])
     own = tuple((name, value) for name, value in entry.items() if name in OWN)
     told = ", ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in own)
     label = entry.get("label", f"{entry['strategy']} ({told})" if own else entry["strategy"])
     if not isinstance(label, str) or not label.strip() or not label.isprintable():
-        raise UsageError(f"label: got {label!r}, wanted a word")
+        raise UsageError(f"label: got {label!r}, expected a word")
     return Contender(label, entry["strategy"], own)
 
 
@@ -221,9 +221,9 @@ def _counts(name: str, value: Any, least: int = 1) -> tuple[int, ...]:
     """Whole numbers, each once, of a number or a list of them."""
     values = value if isinstance(value, list) else [value]
     if not values or not all(isinstance(each, int) and not isinstance(each, bool) and each >= least for each in values):
-        raise UsageError(f"{name}: got {value!r}, wanted whole numbers from {least}, such as [4, 8]")
+        raise UsageError(f"{name}: got {value!r}, expected whole numbers from {least}, such as [4, 8]")
     if len(set(values)) < len(values):
-        raise UsageError(f"{name}: got {value!r}, wanted each once")
+        raise UsageError(f"{name}: got {value!r}, expected each once")
     return tuple(values)
 
 
@@ -232,20 +232,20 @@ def _seeds(value: Any) -> tuple[int, ...]:
         return _counts("seeds", value, 0)
     (count,) = _counts("seeds", value)
     if count > MOST_SEEDS:
-        raise UsageError(f"seeds: got {count}, wanted at most {MOST_SEEDS}, or a list")
+        raise UsageError(f"seeds: got {count}, expected at most {MOST_SEEDS}, or a list")
     return tuple(range(1, count + 1))
 
 
 def _budget(asked: Mapping[str, Any]) -> tuple[str, float] | None:
     given = [name for name in BUDGETS if name in asked]
     if len(given) > 1:
-        raise UsageError(f"budget: got {' and '.join(given)}, wanted one of {', '.join(BUDGETS)}, by which all are equal")
+        raise UsageError(f"budget: got {' and '.join(given)}, expected one of {', '.join(BUDGETS)}, by which all are equal")
     return (given[0], _number(given[0], asked[given[0]], 1e-3 if given[0] == "seconds" else 1.0, 1e18)) if given else None
 
 
 def _number(name: str, value: Any, least: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value) or not least <= value <= most:
-        raise UsageError(f"{name}: got {value!r}, wanted a number from {least:g} to {most:g}")
+        raise UsageError(f"{name}: got {value!r}, expected a number from {least:g} to {most:g}")
     return float(value)
 
 

@@ -170,14 +170,14 @@ def _rate(text: str) -> str:
 def check_shared(folder: Path) -> None:
     """Raise a `UsageError` for a folder that hosts of a testbed have each to themselves."""
     if f"{os.path.realpath(folder)}/".startswith(("/run/", "/dev/shm/")):
-        raise UsageError(f"out: got {folder}, wanted a folder that hosts share; each has its own /run and /dev/shm")
+        raise UsageError(f"out: got {folder}, expected a folder that hosts share; each has its own /run and /dev/shm")
 
 
 def _hosts(text: str) -> tuple[int, int | None]:
     """``8:200mbit`` as a number and bits per second."""
     number, _, rate = text.partition(":")
     if not number.isdecimal():
-        raise UsageError(f"testbed: got {text!r}, wanted HOSTS:RATE, such as 8:200mbit")
+        raise UsageError(f"testbed: got {text!r}, expected HOSTS:RATE, such as 8:200mbit")
     plan = make_plan(int(number), rate or None)
     return plan.hosts, plan.rate
 
@@ -186,7 +186,7 @@ def _words(text: str, env: Mapping[str, str]) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"launch: got {text!r}, wanted words as for a shell: {error}") from None
+        raise UsageError(f"launch: got {text!r}, expected words as for a shell: {error}") from None
     if not words or not shutil.which(words[0], path=env.get("PATH", os.defpath)):
-        raise UsageError(f"launch: got {text!r}, wanted a program on the PATH and its arguments")
+        raise UsageError(f"launch: got {text!r}, expected a program on the PATH and its arguments")
     return words

@@ -60,11 +60,11 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock(self.folder / f".lock{self.suffix}")
         except OSError as error:
-            raise UsageError(f"out: {self.folder}: {error.strerror}; wanted a folder that can be written") from None
+            raise UsageError(f"out: {self.folder}: {error.strerror}; expected a folder that can be written") from None
         if self._lock is None:
             raise UsageError(f"out: {self.folder}: another comparison is at work there; wait for it or name another folder")
         if not os.access(self.folder, os.W_OK):
-            raise UsageError(f"out: {self.folder}: no right to write it; wanted a folder that can be written")
+            raise UsageError(f"out: {self.folder}: no right to write it; expected a folder that can be written")
 
     def open(self) -> None:
         """Read what there is."""

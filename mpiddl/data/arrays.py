@@ -121,16 +121,16 @@ def check_pair(x: RowArray, y: RowArray) -> None:
     """
     if len(x.shape) < 2 or min(x.shape[1:]) < 1:
         raise DataError(
-            f"{x.name}: shape {x.shape} came, (rows, features) or (rows, height, width, ...) was wanted"
+            f"{x.name}: shape {x.shape} came, (rows, features) or (rows, height, width, ...) was expected"
         )
     if not y.shape:
-        raise DataError(f"{y.name}: a single number came, one label a row was wanted")
+        raise DataError(f"{y.name}: a single number came, one label a row was expected")
     if x.shape[0] != y.shape[0]:
         raise DataError(
-            f"{x.name} has {x.shape[0]} rows but {y.name} has {y.shape[0]}: one label a row was wanted"
+            f"{x.name} has {x.shape[0]} rows but {y.name} has {y.shape[0]}: one label a row was expected"
         )
     if x.shape[0] < 1:
-        raise DataError(f"{x.name}: shape {x.shape} came: zero rows, at least one was wanted")
+        raise DataError(f"{x.name}: shape {x.shape} came: zero rows, at least one was expected")
 
 
 def feature_dtype(x: RowArray) -> np.dtype:
@@ -142,7 +142,7 @@ def feature_dtype(x: RowArray) -> np.dtype:
         If ``x`` holds no real numbers.
     """
     if x.dtype.kind not in "biuf":
-        raise DataError(f"{x.name}: {x.dtype} came as features, integers or real numbers were wanted")
+        raise DataError(f"{x.name}: {x.dtype} came as features, integers or real numbers were expected")
     if x.dtype == np.uint8:
         return np.dtype(np.uint8)
     return np.dtype(np.float64 if np.result_type(x.dtype, np.float32).itemsize > 4 else np.float32)
@@ -182,7 +182,7 @@ def arrays_data(
         If an argument cannot be taken, or only one of ``x_test`` and ``y_test`` is given.
     """
     if (x_test is None) != (y_test is None):
-        raise UsageError("x_test and y_test: only one of them came, both or none were wanted")
+        raise UsageError("x_test and y_test: only one of them came, both or none were expected")
     train = ArraySource(x, y, classes=classes, task=task)
     if x_test is None or y_test is None:
         kept, held_out = hold_out(train, test_fraction)
@@ -197,6 +197,6 @@ def arrays_data(
         if getattr(train, what) != getattr(test, what):
             raise DataError(
                 f"{test.where(0)}: its {what} is {getattr(test, what)}, "
-                f"{getattr(train, what)} was wanted as in training"
+                f"{getattr(train, what)} was expected as in training"
             )
     return Data(name, train, test, train.classes, prod(train.shape))

@@ -105,7 +105,7 @@ def _open(path: Path) -> RowArray:
     if size == 0 or size % RECORD:
         raise DataError(
             f"{path}: {size} bytes came{' out of the gzip file' * packed}, a multiple of {RECORD} (label and "
-            f"{PIXELS} pixels) was wanted: it is truncated or not a CIFAR-10 binary batch"
+            f"{PIXELS} pixels) was expected: it is truncated or not a CIFAR-10 binary batch"
         )
     shape, kind = (size // RECORD, RECORD), np.dtype(np.uint8)
     if packed:

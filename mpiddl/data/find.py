@@ -91,7 +91,7 @@ def _open(path: Path, task: Task | None, test_fraction: float) -> Data:
         for module, opener in FOLDERS:
             if module.matches(path):
                 return opener(path, task, test_fraction)
-        raise DataError(f"{path}: holds no known files: {_listing(path)} came; {_wanted()} were wanted")
+        raise DataError(f"{path}: holds no known files: {_listing(path)} came; {_wanted()} were expected")
     if path.name.endswith((".gz", ".npy", ".bin", "ubyte")):
         raise UsageError(f"data: {path} is one file of a set: give its folder {path.parent}")
     return npy.npz_data(path, task, test_fraction)

@@ -31,19 +31,19 @@ def task_of(labels: RowArray, task: Task | None) -> Task:
         If the labels' dtype or number of dimensions does not fit the task; the same on every rank.
     """
     if task not in (None, "classification", "regression"):
-        raise UsageError(f"task: {task!r} came, 'classification' or 'regression' was wanted")
+        raise UsageError(f"task: {task!r} came, 'classification' or 'regression' was expected")
     if labels.dtype.kind not in "biuf":
-        raise DataError(f"{labels.name}: {labels.dtype} came as labels, integers or floats were wanted")
+        raise DataError(f"{labels.name}: {labels.dtype} came as labels, integers or floats were expected")
     task = task or ("regression" if labels.dtype.kind == "f" else "classification")
     columns = labels.shape[1:]
     if task == "classification" and columns not in ((), (1,)):
         raise DataError(
-            f"{labels.name}: shape {labels.shape} came, class numbers of shape (rows,) were wanted; "
+            f"{labels.name}: shape {labels.shape} came, class numbers of shape (rows,) were expected; "
             f"turn one-hot rows into class numbers with y.argmax(1)"
         )
     if len(columns) > 1:
         raise DataError(
-            f"{labels.name}: shape {labels.shape} came, (rows,) or (rows, k) was wanted for regression"
+            f"{labels.name}: shape {labels.shape} came, (rows,) or (rows, k) was expected for regression"
         )
     return task
 
@@ -62,7 +62,7 @@ def class_numbers(labels: np.ndarray, name: str) -> np.ndarray:
             np.isfinite(labels) & (labels == np.floor(labels)),
             labels,
             name,
-            "whole class numbers were wanted",
+            "whole class numbers were expected",
         )
     return labels.astype(np.int64, copy=False)
 
@@ -76,7 +76,7 @@ def check_labels(labels: np.ndarray, classes: int, name: str) -> None:
         If one is; the message names the row and the label. On the ranks that read it.
     """
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-        _refuse((labels >= 0) & (labels < classes), labels, name, f"0..{classes - 1} was wanted")
+        _refuse((labels >= 0) & (labels < classes), labels, name, f"0..{classes - 1} was expected")
 
 
 def _refuse(fine: np.ndarray, labels: np.ndarray, name: str, wanted: str) -> None:
@@ -104,7 +104,7 @@ def count_classes(labels: np.ndarray, name: str) -> int:
     DataError
         If a label is negative or implausibly large; the same on every rank.
     """
-    wanted = f"0..classes-1 was wanted, with no more classes than rows ({len(labels)})"
+    wanted = f"0..classes-1 was expected, with no more classes than rows ({len(labels)})"
     _refuse((labels >= 0) & (labels < max(len(labels), FEW_LABELS)), labels, name, wanted)
     classes = int(labels.max()) + 1
     used = np.count_nonzero(np.bincount(labels))
@@ -112,7 +112,7 @@ def count_classes(labels: np.ndarray, name: str) -> int:
         raise DataError(
             f"{name}: row {np.argmax(labels)} holds the label {classes - 1} "
             f"though only {used} different labels occur; "
-            f"0..classes-1 was wanted without such gaps (renumber them, or name the number of classes)"
+            f"0..classes-1 was expected without such gaps (renumber them, or name the number of classes)"
         )
     return classes
 

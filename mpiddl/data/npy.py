@@ -82,7 +82,7 @@ def _data(
     tested = set(TEST_NAMES) & set(present)
     if names is None or len(tested) == 1:
         wanted = "x_train and y_train, or x and y" if names is None else "both x_test and y_test, or neither,"
-        raise DataError(f"{where}: {wanted} were wanted, {', '.join(present) or 'no arrays'} came")
+        raise DataError(f"{where}: {wanted} were expected, {', '.join(present) or 'no arrays'} came")
     arrays = [opened(key) for key in names + TEST_NAMES * bool(tested)]
     arrays[1::2] = [unpacked(labels) for labels in arrays[1::2]]
     return arrays_data(*arrays, name=name, task=task, test_fraction=test_fraction)
@@ -122,7 +122,7 @@ def _check_size(name: str, size: int, shape: tuple[int, ...], dtype: np.dtype) -
     """Refuse an array of which fewer bytes are there than its header promises."""
     wanted = prod(shape) * dtype.itemsize
     if size < wanted:
-        raise DataError(f"{name}: {size} bytes came, {wanted} were wanted for {dtype} {shape}: truncated")
+        raise DataError(f"{name}: {size} bytes came, {wanted} were expected for {dtype} {shape}: truncated")
 
 
 def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -141,7 +141,7 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
     ) as error:  # numpy's parser lets its own errors through
         raise DataError(f"{name}: not a .npy array ({error})") from error
     if len(shape) > 32 or any(n < 0 for n in shape):
-        raise DataError(f"{name}: a header for shape {shape} came, at most 32 axes of no negative length were wanted")
+        raise DataError(f"{name}: a header for shape {shape} came, at most 32 axes of no negative length were expected")
     if dtype.hasobject:
         raise DataError(
             f"{name}: Python objects came (dtype {dtype}), which only pickle reads, and pickle can run code: "

@@ -126,7 +126,7 @@ def _check_shapes(source: Source, rows: range, x: np.ndarray, y: np.ndarray) -> 
     if (x.shape, y.shape) != wanted or x.dtype not in FEATURES or y.dtype not in kinds:
         raise ShapeError(
             f"{source.where(rows.start)}: read() returned x {x.dtype} {x.shape} and y {y.dtype} {y.shape}; "
-            f"wanted were x {_names(FEATURES)} {wanted[0]} and y {_names(kinds)} {wanted[1]}"
+            f"expected were x {_names(FEATURES)} {wanted[0]} and y {_names(kinds)} {wanted[1]}"
         )
 
 
@@ -146,7 +146,7 @@ def _check_finite(source: Source, rows: range, values: np.ndarray, dtype: np.dty
             row, column = np.argwhere(~fine)[0].tolist()
             raise DataError(
                 f"{source.where(rows[start + row])}, {what} {column}: {values[start + row, column]} came, "
-                f"a number that is finite in {dtype} was wanted"
+                f"a number that is finite in {dtype} was expected"
             )
 
 
@@ -155,4 +155,4 @@ def _check_labels(source: Source, rows: range, labels: np.ndarray, classes: int)
     bad = np.flatnonzero((labels < 0) | (labels >= classes))
     if bad.size:
         where = source.where(rows[int(bad[0])])
-        raise DataError(f"{where}: the label {labels[bad[0]]} came, 0..{classes - 1} was wanted")
+        raise DataError(f"{where}: the label {labels[bad[0]]} came, 0..{classes - 1} was expected")

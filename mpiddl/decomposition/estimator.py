@@ -98,7 +98,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 rows = self._own_rows(X, sample_weight, link.size, after is None)
                 seed = self._seed(link.rank)
                 if stream and rows.sparse:
-                    raise UsageError("X: got a sparse batch, wanted a dense one: what stands for earlier rows is dense")
+                    raise UsageError("X: got a sparse batch, expected a dense one: what stands for earlier rows is dense")
             check_equal(link, "X", {"columns": rows.d, "dtype": str(rows.dtype), "sample_weight": sample_weight is not None,
                                     "feature names": self._names()})
             check_equal(link, type(self).__name__, {"": type(self).__name__, **self._settings_of_all()})
@@ -131,7 +131,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         check_is_fitted(self)
         scores = check_array(X, dtype=[np.float64, np.float32], input_name="X")
         if scores.shape[1] != self.n_components_:
-            raise ValueError(f"X: got {scores.shape[1]} columns of scores, wanted {self.n_components_}")
+            raise ValueError(f"X: got {scores.shape[1]} columns of scores, expected {self.n_components_}")
         return self._rows_from(scores)
 
     def __sklearn_tags__(self) -> Any:
@@ -157,13 +157,13 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     def _check_settings(self) -> None:
         if self.solver not in SOLVERS:
-            raise UsageError(f"solver: got {self.solver!r}, wanted one of {', '.join(SOLVERS)}")
+            raise UsageError(f"solver: got {self.solver!r}, expected one of {', '.join(SOLVERS)}")
         if not _is_number(self.tol) or not 0 <= self.tol < 1:
-            raise UsageError(f"tol: got {self.tol!r}, wanted a number from 0 to 1")
+            raise UsageError(f"tol: got {self.tol!r}, expected a number from 0 to 1")
         if not _is_number(self.max_passes) or not self.max_passes > 0:
-            raise UsageError(f"max_passes: got {self.max_passes!r}, wanted a number above 0")
+            raise UsageError(f"max_passes: got {self.max_passes!r}, expected a number above 0")
         if isinstance(self.threads, bool) or not isinstance(self.threads, Integral) or self.threads < 0:
-            raise UsageError(f"threads: got {self.threads!r}, wanted a whole number from 0")
+            raise UsageError(f"threads: got {self.threads!r}, expected a whole number from 0")
         self._settings().check()
 
     def _settings(self) -> Settings:
@@ -195,9 +195,9 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _own_weights(self, sample_weight: Any, x: Any, least: dict[str, Any]) -> np.ndarray:
         weights = check_array(sample_weight, dtype=x.dtype, ensure_2d=False, input_name="sample_weight", **least)
         if weights.shape != (x.shape[0],):
-            raise ValueError(f"sample_weight: got shape {weights.shape}, wanted ({x.shape[0]},), one for each row")
+            raise ValueError(f"sample_weight: got shape {weights.shape}, expected ({x.shape[0]},), one for each row")
         if (weights < 0).any():
-            raise ValueError("sample_weight: got negative weights, wanted 0 or more")
+            raise ValueError("sample_weight: got negative weights, expected 0 or more")
         return weights
 
     def _settings_of_all(self) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def _count(link: Any, rows: Rows) -> tuple[int, float]:
     """Rows of all ranks, and their weight."""
     n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
     if not total:
-        raise UsageError("X: got no rows on any rank whose sample_weight is not zero, wanted some")
+        raise UsageError("X: got no rows on any rank whose sample_weight is not zero, expected some")
     return n, total
 
 

@@ -122,7 +122,7 @@ def _place(matrix: Matrix, part: range, row: int, column: int) -> str:
 def _prepare(out: Path, overwrite: bool) -> None:
     there = [name for name in CONTENTS if (out / name).exists()]
     if there and not overwrite:
-        raise UsageError(f"output: {out} holds {', '.join(there)}; wanted an empty folder, or --overwrite")
+        raise UsageError(f"output: {out} holds {', '.join(there)}; expected an empty folder, or --overwrite")
     with writing(out, UsageError):
         out.mkdir(parents=True, exist_ok=True)
 
@@ -142,11 +142,11 @@ def _columns(matrix: Matrix, mask: str | None, column_weights: str | None) -> Ma
     if column_weights is not None:
         weights = _of_columns(matrix, column_weights, "column_weights").astype(np.float64)
         if not (np.isfinite(weights[kept]).all() and (weights[kept] >= 0).all()):
-            raise DataError(f"column_weights: {column_weights} holds NaN, infinity or negative numbers, wanted 0 or more")
+            raise DataError(f"column_weights: {column_weights} holds NaN, infinity or negative numbers, expected 0 or more")
         kept &= weights > 0
         factors = np.sqrt(weights, where=kept, out=np.zeros(len(weights)))
     if not kept.any():
-        raise DataError(f"{matrix.name}: all {len(kept)} columns are left out, wanted some")
+        raise DataError(f"{matrix.name}: all {len(kept)} columns are left out, expected some")
     return matrix if kept.all() and factors is None else matrix.select(kept, factors)
 
 
@@ -154,10 +154,10 @@ def _of_columns(matrix: Matrix, file: str, name: str) -> np.ndarray:
     """A number for each column of the matrix."""
     if not file.endswith(".npy"):
         wanted = "auto, or an .npy file of a row's shape" if name == "mask" else "an .npy file of a row's shape"
-        raise UsageError(f"{name}: got {file!r}, wanted {wanted}")
+        raise UsageError(f"{name}: got {file!r}, expected {wanted}")
     array = open_npy(Path(file))
     if tuple(array.shape) not in (matrix.shape, (matrix.d,)) or array.dtype.kind not in "buif":
-        raise DataError(f"{name}: {file} holds {array.dtype} of shape {tuple(array.shape)}, wanted numbers of a row's shape, "
+        raise DataError(f"{name}: {file} holds {array.dtype} of shape {tuple(array.shape)}, expected numbers of a row's shape, "
                         f"{matrix.shape}")
     return array.read([range(array.shape[0])])[0].reshape(-1)
 

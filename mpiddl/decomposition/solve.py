@@ -136,15 +136,15 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     Collective; what each solver costs stands on top of its file.
     """
     if solver not in SOLVERS:
-        raise UsageError(f"solver: got {solver!r}, wanted one of {', '.join(SOLVERS)}")
+        raise UsageError(f"solver: got {solver!r}, expected one of {', '.join(SOLVERS)}")
     began, effort = now(), Effort()
     counts, *kinds = zip(*comm.allgather((rows.n, rows.sparse, isinstance(rows, FileRows))), strict=True)
     n, d, columns = sum(counts), rows.d, min(rows.columns(k + OVERSAMPLES), rows.d)
     sparse, files = map(any, kinds)
     if solver.startswith("vr") and sparse:
-        raise UsageError(f"solver: got {solver} for sparse rows, wanted one of auto, krylov, gram")
+        raise UsageError(f"solver: got {solver} for sparse rows, expected one of auto, krylov, gram")
     if solver == "vr-plain" and files:
-        raise UsageError("solver: got vr-plain, which takes rows one by one, for rows in a file, wanted one of auto, gram, "
+        raise UsageError("solver: got vr-plain, which takes rows one by one, for rows in a file, expected one of auto, gram, "
                          "subsample, vr, krylov")
     choice = choose(n, d, k, columns, tol, comm.size, sparse) if solver == "auto" else Choice(solver, "asked for")
     prepared = prepare(comm, rows, n, center, seed)
@@ -175,7 +175,7 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     if not comm.bcast(met or operator.trace <= prepared.floor):
         raise ConvergenceError(
             f"{choice.solver}: missed about {history[-1].error:.1e} of the explained variance after {effort.passes:.1f} "
-            f"passes, wanted {tol:g}; a larger tol or max_passes, or another solver (gram is exact)", result)
+            f"passes, expected {tol:g}; a larger tol or max_passes, or another solver (gram is exact)", result)
     return result
 
 

@@ -152,7 +152,7 @@ def _broken(model: Model, params: FlatBuffer, grad: FlatBuffer, x: np.ndarray, y
     half = len(x) // 2
     parts = _gradient(model, params, x[:half], y[:half]).flat + _gradient(model, params, x[half:], y[half:]).flat
     if not np.allclose(parts, grad.flat, rtol=1e-9, atol=1e-9 * np.abs(grad.flat).max(initial=0)):
-        yield "gradient: that of all rows is not the sum of those of two halves; wanted a sum over the rows, not a mean"
+        yield "gradient: that of all rows is not the sum of those of two halves; expected a sum over the rows, not a mean"
     if _gradient(model, params, x[:0], y[:0]).flat.any() or _loss(model, params, x[:0], y[:0]) != 0:
         yield "gradient: no rows must give gradient zero, everywhere, and loss 0"
     if "ready" in inspect.signature(model.gradient).parameters:

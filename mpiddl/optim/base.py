@@ -46,7 +46,7 @@ def number(argument: str, value: float, *, low: float = 0.0, below: float = floa
     if isinstance(value, (int, float, np.integer, np.floating)) and isfinite(value) and low <= value < below:
         return
     wanted = f"a number >= {low:g}" + (f" and < {below:g}" if isfinite(below) else "")
-    raise UsageError(f"{argument}: {value!r} came, {wanted} was wanted")
+    raise UsageError(f"{argument}: {value!r} came, {wanted} was expected")
 
 
 def matching(params: np.ndarray, grad: np.ndarray, *moments: np.ndarray) -> None:
@@ -55,5 +55,5 @@ def matching(params: np.ndarray, grad: np.ndarray, *moments: np.ndarray) -> None
         if array.shape != params.shape or array.dtype != params.dtype:
             raise ShapeError(
                 f"{name}: {array.dtype} of shape {array.shape} came, "
-                f"{params.dtype} of shape {params.shape} was wanted, as params have"
+                f"{params.dtype} of shape {params.shape} was expected, as params have"
             )

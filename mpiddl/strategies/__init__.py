@@ -114,13 +114,13 @@ def make_strategy(spec: str | Strategy) -> Strategy:
     """
     if not isinstance(spec, str):
         if not isinstance(spec, Strategy):
-            raise UsageError(f"strategy: got {type(spec).__name__}, wanted a name or a mpiddl.strategies.Strategy")
+            raise UsageError(f"strategy: got {type(spec).__name__}, expected a name or a mpiddl.strategies.Strategy")
         return spec
     name, _, tail = spec.partition(":")
     if name not in NAMES:
         close = difflib.get_close_matches(name, NAMES, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"strategy: got {name!r}, wanted one of {', '.join(NAMES)}{hint}")
+        raise UsageError(f"strategy: got {name!r}, expected one of {', '.join(NAMES)}{hint}")
     return NAMES[name](**_parameters(name, tail))
 
 
@@ -140,7 +140,7 @@ def reproducible(strategy: Strategy) -> Strategy:
     if not vars(type(strategy)).get("sums_gradients"):  # not inherited: what is derived from one may do more
         names = ", ".join(name for name, known in NAMES.items() if known.sums_gradients)
         raise UsageError(
-            f"reproducible: got strategy {describe(strategy)}, wanted one that sums gradients in every step and does nothing "
+            f"reproducible: got strategy {describe(strategy)}, expected one that sums gradients in every step and does nothing "
             f"else: {names}, or a class that says sums_gradients = True"
         )
     return Tree()
@@ -154,10 +154,10 @@ def _parameters(name: str, tail: str) -> dict[str, object]:
         key, equals, text = item.partition("=")
         if key not in fields or not equals:
             known = ", ".join(f"{f.name}={f.default}" for f in fields.values()) or "no parameters"
-            raise UsageError(f"strategy {name}: got {item!r}, wanted {known}")
+            raise UsageError(f"strategy {name}: got {item!r}, expected {known}")
         kind: Any = type(fields[key].default)
         try:
             values[key] = kind(text)
         except ValueError:
-            raise UsageError(f"strategy {name}: {key}: got {text!r}, wanted {kind.__name__}") from None
+            raise UsageError(f"strategy {name}: {key}: got {text!r}, expected {kind.__name__}") from None
     return values

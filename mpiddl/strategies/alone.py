@@ -19,4 +19,4 @@ class Alone(Strategy):
 
     def check(self, size: int) -> None:
         if size != 1:
-            raise UsageError(f"strategy: got 'alone' on {size} ranks, wanted one rank; try 'allreduce' or 'local-sgd'")
+            raise UsageError(f"strategy: got 'alone' on {size} ranks, expected one rank; try 'allreduce' or 'local-sgd'")

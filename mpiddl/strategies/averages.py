@@ -25,9 +25,9 @@ class Averages:
 
     def __post_init__(self) -> None:
         if self.period < 1:
-            raise UsageError(f"period: got {self.period}, wanted a number of steps, 1 or more")
+            raise UsageError(f"period: got {self.period}, expected a number of steps, 1 or more")
         if not 0 <= self.delay < self.period:
-            raise UsageError(f"delay: got {self.delay}, wanted 0 or more steps, fewer than the period, {self.period}")
+            raise UsageError(f"delay: got {self.delay}, expected 0 or more steps, fewer than the period, {self.period}")
 
     def due(self, step: Step) -> bool:
         """Whether a period ends with this step."""

@@ -77,7 +77,7 @@ class Step:
 
 
 def _nobody(*args: Any) -> Any:
-    raise UsageError("replica.apply, replica.rate: there is no optimiser here, wanted a replica of a training loop")
+    raise UsageError("replica.apply, replica.rate: there is no optimiser here, expected a replica of a training loop")
 
 
 class Replica:
@@ -234,7 +234,7 @@ def check_numbers(thing: Any) -> None:
     for field in fields(thing):
         value, kind = getattr(thing, field.name), type(field.default)
         if kind in (int, float) and not isinstance(value, Integral if kind is int else Real):
-            raise UsageError(f"{field.name}: got {value!r}, wanted {'a whole number' if kind is int else 'a number'}")
+            raise UsageError(f"{field.name}: got {value!r}, expected {'a whole number' if kind is int else 'a number'}")
 
 
 def brief(thing: Any, *always: str) -> str:

@@ -19,7 +19,7 @@ class Chain(Strategy):
         for member in members[:-1]:
             if member.guesses:
                 raise UsageError(f"chain: got {describe(member)} before others, which would mix parameters that are a guess; "
-                                 "wanted it last, or one that does not look ahead")
+                                 "expected it last, or one that does not look ahead")
         self.members = members
         self.replicated = all(member.replicated for member in members)
         self.lockstep = all(member.lockstep for member in members)
@@ -33,7 +33,7 @@ class Chain(Strategy):
         for strategy, _ in found:
             if not strategy.lockstep:  # others would wait for ranks that wait for it, or take its messages
                 raise UsageError(f"chain: got {describe(strategy)}, whose ranks go each at its own pace, beside others; "
-                                 "wanted it alone")
+                                 "expected it alone")
         return Chain(*(strategy for strategy, _ in found)), "; ".join(filter(None, (said for _, said in found)))
 
     def check(self, size: int) -> None:

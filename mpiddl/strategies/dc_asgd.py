@@ -31,7 +31,7 @@ class DCASGD(ParameterServer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.strength < np.inf:
-            raise UsageError(f"strength: got {self.strength}, wanted 0 or more")
+            raise UsageError(f"strength: got {self.strength}, expected 0 or more")
 
     def correct(self, state: dict[str, Any], push: Push) -> float:
         kernels.compensate(push.grad, push.params, push.before, push.grad.dtype.type(self.strength))
@@ -55,7 +55,7 @@ class DCASGDAdaptive(DCASGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.decay < 1:
-            raise UsageError(f"decay: got {self.decay}, wanted 0 to below 1")
+            raise UsageError(f"decay: got {self.decay}, expected 0 to below 1")
 
     def arrays(self, workers: int, like: np.ndarray) -> dict[str, Any]:
         return {"square": np.zeros((workers, like.size), like.dtype)}

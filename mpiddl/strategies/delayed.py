@@ -40,9 +40,9 @@ class Delayed(Strategy):
 
     def __post_init__(self) -> None:
         if self.delay < 0:
-            raise UsageError(f"delay: got {self.delay}, wanted a number of steps, 0 or more")
+            raise UsageError(f"delay: got {self.delay}, expected a number of steps, 0 or more")
         if self.ahead not in (0, 1):
-            raise UsageError(f"ahead: got {self.ahead}, wanted 0 or 1")
+            raise UsageError(f"ahead: got {self.ahead}, expected 0 or 1")
         object.__setattr__(self, "guesses", bool(self.ahead and self.delay))
 
     def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:

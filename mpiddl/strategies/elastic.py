@@ -43,9 +43,9 @@ class Elastic(Strategy):
     def __post_init__(self) -> None:
         check_numbers(self)
         if self.period < 1:
-            raise UsageError(f"period: got {self.period}, wanted a number of steps, 1 or more")
+            raise UsageError(f"period: got {self.period}, expected a number of steps, 1 or more")
         if not 0 <= self.alpha <= 1:
-            raise UsageError(f"alpha: got {self.alpha}, wanted above 0 and at most 1 / P, or 0 for 0.9 / P")
+            raise UsageError(f"alpha: got {self.alpha}, expected above 0 and at most 1 / P, or 0 for 0.9 / P")
 
         check_pace(self.pace)
 
@@ -57,7 +57,7 @@ class Elastic(Strategy):
 
     def check(self, size: int) -> None:
         if self.alpha * size > 1:
-            raise UsageError(f"alpha: got {self.alpha} on {size} ranks, wanted at most 1 / {size}, or the centre leaves them")
+            raise UsageError(f"alpha: got {self.alpha} on {size} ranks, expected at most 1 / {size}, or the centre leaves them")
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         return {"centre": replica.params.copy(), "exchanges": 0}

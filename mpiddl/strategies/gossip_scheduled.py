@@ -27,9 +27,9 @@ class GossipScheduled(Gossip):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.share <= 1:
-            raise UsageError(f"share: got {self.share}, wanted a part of the steps, 0 to 1")
+            raise UsageError(f"share: got {self.share}, expected a part of the steps, 0 to 1")
         if not 1 <= self.power < float("inf"):
-            raise UsageError(f"power: got {self.power}, wanted 1 or more")
+            raise UsageError(f"power: got {self.power}, expected 1 or more")
 
     def rounds(self, done: int, steps: int) -> int:
         dense = max(self.share * self.power - 1, 0) / (self.power - 1) if self.power > 1 else 0.0  # part with one in each

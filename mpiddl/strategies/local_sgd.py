@@ -56,12 +56,12 @@ class LocalSGD(Strategy):
     def __post_init__(self) -> None:
         Averages(self.period, self.delay)
         if self.after < 0:
-            raise UsageError(f"after: got {self.after}, wanted a number of steps, 0 or more")
+            raise UsageError(f"after: got {self.after}, expected a number of steps, 0 or more")
         if self.momentum not in MOMENTUM:
-            raise UsageError(f"momentum: got {self.momentum!r}, wanted {', '.join(MOMENTUM)}")
+            raise UsageError(f"momentum: got {self.momentum!r}, expected {', '.join(MOMENTUM)}")
         check_outer(self.outer)
         if self.delay and (self.outer or self.momentum != "own"):
-            raise UsageError("delay: got one beside outer or momentum, wanted averages that are applied at once for these")
+            raise UsageError("delay: got one beside outer or momentum, expected averages that are applied at once for these")
 
     def __repr__(self) -> str:
         return brief(self, "period")

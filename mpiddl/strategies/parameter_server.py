@@ -61,11 +61,11 @@ class ParameterServer(Strategy):
 
     def __post_init__(self) -> None:
         if self.servers < 0:
-            raise UsageError(f"servers: got {self.servers}, wanted 1 rank or more, or 0: as many as is best")
+            raise UsageError(f"servers: got {self.servers}, expected 1 rank or more, or 0: as many as is best")
         if self.communication not in COMMUNICATION:
             close = difflib.get_close_matches(self.communication, COMMUNICATION, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise UsageError(f"communication: got {self.communication!r}, wanted one of {', '.join(COMMUNICATION)}{hint}")
+            raise UsageError(f"communication: got {self.communication!r}, expected one of {', '.join(COMMUNICATION)}{hint}")
 
     def resolve(self, comm: Comm) -> tuple[Strategy, str]:
         """One-sided where ranks are processes and its trial succeeds, unless two-sided is asked for.
@@ -80,7 +80,7 @@ class ParameterServer(Strategy):
         bounded = "a rank has to serve that holds up those that are ahead" if self.bound >= 0 else ""
         why = "" if self.communication == TWO_SIDED else bounded or trouble(comm)
         if why and self.communication == ONE_SIDED:
-            raise CommError(f"communication: got one-sided, but {why}; wanted two-sided, or auto, which falls back to it")
+            raise CommError(f"communication: got one-sided, but {why}; expected two-sided, or auto, which falls back to it")
         if self.communication == TWO_SIDED or why:
             chosen: Strategy = replace(self, communication=TWO_SIDED, servers=self.serving)
         else:
@@ -96,7 +96,7 @@ class ParameterServer(Strategy):
     def check(self, size: int) -> None:
         """Once it is known how they communicate; before, there is nothing to be said."""
         if self.communication == TWO_SIDED and size <= self.serving:
-            raise UsageError(f"ranks: got {size}, wanted {self.serving} to serve (servers) and one or more to work")
+            raise UsageError(f"ranks: got {size}, expected {self.serving} to serve (servers) and one or more to work")
 
     def placement(self, shards: int, rank: int, size: int) -> Placement:
         workers = size - self.serving
@@ -107,7 +107,7 @@ class ParameterServer(Strategy):
     def check_size(self, size: int) -> None:
         """Raise a `UsageError` if there are not enough parameters for all servers."""
         if self.serving > size:
-            raise UsageError(f"servers: got {self.serving} for {size} parameters, wanted one or more each")
+            raise UsageError(f"servers: got {self.serving} for {size} parameters, expected one or more each")
 
     def correct(self, state: dict[str, Any], push: Push) -> float:
         """Correct ``push.grad`` in place; returns the factor of its rate."""

@@ -30,7 +30,7 @@ class Ring(Strategy):
 
     def __post_init__(self) -> None:
         if self.overlap not in (0, 1):
-            raise UsageError(f"ring: overlap: got {self.overlap}, wanted 0 or 1")
+            raise UsageError(f"ring: overlap: got {self.overlap}, expected 0 or 1")
 
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
         if not self.overlap or comm.size == 1:

@@ -20,7 +20,7 @@ from mpiddl.errors import UsageError
 def check_outer(outer: float) -> None:
     """Raise a `UsageError` unless it is a factor of a momentum."""
     if not 0 <= outer < 1:
-        raise UsageError(f"outer: got {outer}, wanted a factor from 0 to below 1")
+        raise UsageError(f"outer: got {outer}, expected a factor from 0 to below 1")
 
 
 def slow_state(params: np.ndarray, outer: float) -> dict[str, Any]:

@@ -66,22 +66,22 @@ class Trigger:
 
     def __post_init__(self) -> None:
         if not 0 <= self.theta < inf:
-            raise UsageError(f"theta: got {self.theta}, wanted a relative change, 0 or more")
+            raise UsageError(f"theta: got {self.theta}, expected a relative change, 0 or more")
         if not 0 <= self.traffic <= 1:
-            raise UsageError(f"traffic: got {self.traffic}, wanted a share of the steps, up to 1, or 0 for a given theta")
+            raise UsageError(f"traffic: got {self.traffic}, expected a share of the steps, up to 1, or 0 for a given theta")
         if self.trigger not in TRIGGERS:
-            raise UsageError(f"trigger: got {self.trigger!r}, wanted {', '.join(TRIGGERS)}")
+            raise UsageError(f"trigger: got {self.trigger!r}, expected {', '.join(TRIGGERS)}")
         if self.threshold not in THRESHOLDS:
-            raise UsageError(f"threshold: got {self.threshold!r}, wanted {', '.join(THRESHOLDS)}")
+            raise UsageError(f"threshold: got {self.threshold!r}, expected {', '.join(THRESHOLDS)}")
         if self.traffic and self.threshold != FIXED:
-            raise UsageError(f"traffic: got {self.traffic} beside threshold={self.threshold}, wanted one of them")
+            raise UsageError(f"traffic: got {self.traffic} beside threshold={self.threshold}, expected one of them")
         if self.silence < 0:
-            raise UsageError(f"silence: got {self.silence}, wanted a number of steps, or 0 for any")
+            raise UsageError(f"silence: got {self.silence}, expected a number of steps, or 0 for any")
 
     def check(self, period: int) -> None:
         """Raise a `UsageError` if rounds that are ``period`` steps apart are too few for the share of the steps."""
         if self.traffic * period > 1:
-            raise UsageError(f"traffic: got {self.traffic} beside period={period}, wanted up to 1 / {period} of the steps")
+            raise UsageError(f"traffic: got {self.traffic} beside period={period}, expected up to 1 / {period} of the steps")
 
     def state(self, params: np.ndarray, parts: Sequence[slice], begun: int = 0) -> dict[str, Any]:
         """Of a strategy, ``begun`` steps having been done; ``parts`` of the parameters are looked at each for itself."""

@@ -32,7 +32,7 @@ class TwoStep(Strategy):
 
     def check(self, size: int) -> None:
         if self.form not in FORMS:
-            raise UsageError(f"strategy two-step: form: got {self.form!r}, wanted {' or '.join(FORMS)}")
+            raise UsageError(f"strategy two-step: form: got {self.form!r}, expected {' or '.join(FORMS)}")
 
     def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
         return self._reduction(comm, size, dtype).input if comm.size > 1 else None

@@ -48,7 +48,7 @@ class Launcher(NamedTuple):
 def find_launcher(family: str | None, env: Mapping[str, str], python: str = sys.executable) -> Launcher:
     """The mpiexec beside ``python``, else the first on the PATH; of ``family`` if one is named."""
     if family is not None and family not in FAMILIES:
-        raise UsageError(f"mpi: got {family!r}, wanted {' or '.join(FAMILIES)}")
+        raise UsageError(f"mpi: got {family!r}, expected {' or '.join(FAMILIES)}")
     found: list[Launcher] = []
     for folder in [str(Path(python).parent), *env.get("PATH", os.defpath).split(os.pathsep)]:
         path = shutil.which("mpiexec", path=folder)
@@ -62,7 +62,7 @@ def find_launcher(family: str | None, env: Mapping[str, str], python: str = sys.
 def _none_found(family: str | None, found: Sequence[Launcher]) -> str:
     wanted = family or " or ".join(FAMILIES)
     came = "; ".join(f"{path} is of {other}" for path, other in found) or "no mpiexec beside this Python or on the PATH"
-    return f"mpi: wanted an mpiexec of {wanted}; {came}. `pip install mpiddl[{family or OPEN_MPI}]` brings one"
+    return f"mpi: expected an mpiexec of {wanted}; {came}. `pip install mpiddl[{family or OPEN_MPI}]` brings one"
 
 
 def _family(path: str, env: Mapping[str, str]) -> str:

@@ -43,7 +43,7 @@ class Plan:
 def make_plan(hosts: int, rate: str | None = None, loss: str | float = 0.0) -> Plan:
     """A plan from what a user said; `UsageError` where that makes no cluster."""
     if isinstance(hosts, bool) or not isinstance(hosts, int) or not 1 <= hosts <= MAX_HOSTS:
-        raise UsageError(f"hosts: got {hosts!r}, wanted a whole number from 1 to {MAX_HOSTS}")
+        raise UsageError(f"hosts: got {hosts!r}, expected a whole number from 1 to {MAX_HOSTS}")
     return Plan(hosts, read_rate(rate), read_loss(loss))
 
 
@@ -56,13 +56,13 @@ def read_rate(text: str | None) -> int | None:
     1500000000
     """
     if text is not None and not isinstance(text, str):
-        raise UsageError(f"rate: got {text!r}, wanted {_RATE_WANTED}")
+        raise UsageError(f"rate: got {text!r}, expected {_RATE_WANTED}")
     if text is None or text.strip().lower() == "none":
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?bit)", text.strip().lower())
     rate = round(float(found[1]) * _UNITS[found[2]]) if found else 0
     if not _RATES[0] <= rate <= _RATES[1]:
-        raise UsageError(f"rate: got {text!r}, wanted {_RATE_WANTED}")
+        raise UsageError(f"rate: got {text!r}, expected {_RATE_WANTED}")
     return rate
 
 
@@ -94,7 +94,7 @@ def read_loss(text: str | float) -> float:
     except ValueError:
         loss = -1.0
     if not 0 <= loss < 1:
-        raise UsageError(f"loss: got {text!r}, wanted a share from 0% to below 100%, such as 1%")
+        raise UsageError(f"loss: got {text!r}, expected a share from 0% to below 100%, such as 1%")
     return loss
 
 
@@ -102,7 +102,7 @@ def host_number(name: str, hosts: int) -> int:
     """K of ``hK``; `UsageError` if the cluster has no such host."""
     number = str(name).removeprefix("h")
     if not number.isdecimal() or name != f"h{int(number)}" or not 1 <= int(number) <= hosts:
-        raise UsageError(f"host: got {name!r}, wanted one of h1 to h{hosts}" if hosts > 1 else f"host: got {name!r}, wanted h1")
+        raise UsageError(f"host: got {name!r}, expected h1 to h{hosts}" if hosts > 1 else f"host: got {name!r}, expected h1")
     return int(number)
 
 
@@ -116,13 +116,13 @@ def slots(hosts: int, ranks_per_host: int | Sequence[int]) -> list[int]:
     """
     each: list[Any] = list(ranks_per_host) if isinstance(ranks_per_host, (list, tuple)) else [ranks_per_host] * hosts
     if not all(isinstance(count, int) and not isinstance(count, bool) for count in each):
-        raise UsageError(f"ranks per host: got {ranks_per_host!r}, wanted whole numbers")
+        raise UsageError(f"ranks per host: got {ranks_per_host!r}, expected whole numbers")
     if len(each) == 1:
         each *= hosts
     if len(each) != hosts:
-        raise UsageError(f"ranks per host: got {len(each)} numbers for {hosts} hosts, wanted one for all or one for each")
+        raise UsageError(f"ranks per host: got {len(each)} numbers for {hosts} hosts, expected one for all or one for each")
     if min(each) < 0 or not any(each):
-        raise UsageError(f"ranks per host: got {each}, wanted none negative and at least one rank")
+        raise UsageError(f"ranks per host: got {each}, expected none negative and at least one rank")
     return each
 
 
@@ -135,6 +135,6 @@ def rank_hosts(each: Sequence[int], order: str = BY_SLOT) -> list[int]:
     ([0, 0, 1, 2], [0, 1, 2, 0])
     """
     if order not in ORDERS:
-        raise UsageError(f"order: got {order!r}, wanted {' or '.join(ORDERS)}")
+        raise UsageError(f"order: got {order!r}, expected {' or '.join(ORDERS)}")
     seats = [(seat, host) for host, count in enumerate(each) for seat in range(count)]
     return [host for _, host in (sorted(seats) if order == ROUND_ROBIN else seats)]

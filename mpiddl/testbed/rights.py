@@ -58,4 +58,4 @@ def remedy(proc: Path = Path("/proc/sys")) -> str:
     settings = " ".join(f"{name.replace('/', '.')}={value}" for name, value in wrong.items())
     if settings:
         return f"An administrator can allow it: sysctl {settings}"
-    return "Wanted: root with CAP_SYS_ADMIN (a container: --privileged), or a kernel with user namespaces."
+    return "Expected: root with CAP_SYS_ADMIN (a container: --privileged), or a kernel with user namespaces."

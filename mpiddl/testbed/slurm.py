@@ -69,7 +69,7 @@ def check(env: Mapping[str, str] = os.environ) -> None:
     if missing:
         raise TestbedError(f"slurm: {', '.join(missing)} not found; on Debian: apt install --no-install-recommends {PACKAGES}")
     if os.geteuid():
-        raise TestbedError("slurm: got an ordinary user, wanted root: its daemons change users; without --slurm any user may")
+        raise TestbedError("slurm: got an ordinary user, expected root: its daemons change users; without --slurm any user may")
 
 
 def start(cluster: Cluster, env: Mapping[str, str] = os.environ) -> None:
@@ -111,5 +111,5 @@ def _wait(cluster: Cluster, env: Mapping[str, str]) -> None:
     until = time.monotonic() + _READY_S
     while (states := cluster.call(["sinfo", "-hNo", "%T"], env, LOGIN).split()).count("idle") < cluster.plan.hosts:
         if time.monotonic() > until:
-            raise TestbedError(f"slurm: its hosts are {', '.join(states)} after {_READY_S:g} s, wanted idle")
+            raise TestbedError(f"slurm: its hosts are {', '.join(states)} after {_READY_S:g} s, expected idle")
         time.sleep(0.1)

@@ -107,7 +107,7 @@ def standing(name: str) -> Cluster:
 def check_name(name: str) -> None:
     """`UsageError` for what cannot be a cluster's name: runs of their own have none."""
     if not isinstance(name, str) or not name.isprintable() or not name:
-        raise UsageError(f"name: got {name!r}, wanted a word")
+        raise UsageError(f"name: got {name!r}, expected a word")
 
 
 def words(name: str) -> str:

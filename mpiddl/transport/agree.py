@@ -64,7 +64,7 @@ def check_equal(comm: Any, what: str, values: Mapping[str, Any]) -> None:
         if odd:
             raise MismatchError(
                 f"{what}: {key}: rank 0 was given {everyone[0][key]!r}, {_name_ranks(odd)} {everyone[odd[0]].get(key)!r}; "
-                "wanted the same on every rank"
+                "expected the same on every rank"
             )
 
 

@@ -201,7 +201,7 @@ def _words(comm: Any, failed: Exception, nbytes: int) -> str:
     if number == errno.ENOSPC:
         room = _free()
         free = "there is less" if room is None else f"{WHERE} has {room / 1e6:.1f} MB free"
-        return (f"{nbytes / 1e6:.1f} MB wanted for {comm.size} ranks, {free}; enlarge it (mount -o remount,size=8G {WHERE}, "
+        return (f"{nbytes / 1e6:.1f} MB expected for {comm.size} ranks, {free}; enlarge it (mount -o remount,size=8G {WHERE}, "
                 "docker run --shm-size 8g) or take a strategy without shared memory")
     if number == errno.ENOENT and comm.rank:
         return (f"rank {comm.rank} of this node does not find the file of rank 0: they have no {WHERE} in common; start the "

@@ -44,7 +44,7 @@ def start_mpi(env: Mapping[str, str]) -> Any:
     MPI = load_mpi()
     promise, version = launch.promise(env), MPI.Get_library_version()
     if MPI.Is_finalized():
-        _refuse("MPI: got a program that has finalized it, wanted MPI in use; it cannot be started again")
+        _refuse("MPI: got a program that has finalized it, expected MPI in use; it cannot be started again")
     if not MPI.Is_initialized():
         _refuse(launch.check(promise, None, version) or _session_folder(env, version))
         initialise(MPI)
@@ -66,7 +66,7 @@ def _session_folder(env: Mapping[str, str], version: str) -> str | None:
     folder = env.get("TMPDIR") or "/tmp"
     if launch.library(version)[0] != launch.OPEN_MPI or os.access(folder, os.W_OK | os.X_OK):
         return None
-    return f"TMPDIR: got {folder}, which cannot be written; wanted a folder for Open MPI's session files: export TMPDIR=DIR"
+    return f"TMPDIR: got {folder}, which cannot be written; expected a folder for Open MPI's session files: export TMPDIR=DIR"
 
 
 def _refuse(trouble: str | None) -> None:

@@ -66,9 +66,9 @@ def run(size: int, program: Callable[[VirtualComm], Any], nodes: Sequence[int] |
     [[6.0], [6.0], [6.0], [6.0]]
     """
     if size < 1:
-        raise UsageError(f"size: got {size}, wanted 1 rank or more")
+        raise UsageError(f"size: got {size}, expected 1 rank or more")
     if nodes is not None and len(nodes) != size:
-        raise UsageError(f"nodes: got {len(nodes)} numbers, wanted one for each of {size} ranks")
+        raise UsageError(f"nodes: got {len(nodes)} numbers, expected one for each of {size} ranks")
     world = _World(size, list(nodes or [0] * size), simulated=wire is not None)
     return world.run(lambda rank: program(VirtualComm(world, rank, range(size), wire or Wire())))
 
@@ -257,7 +257,7 @@ class VirtualComm:
         return [True] * len(requests)
 
     def check_threads(self) -> None:
-        raise CommError("threads: virtual ranks take turns, wanted ranks of their own for a progress thread")
+        raise CommError("threads: virtual ranks take turns, expected ranks of their own for a progress thread")
 
     @property
     def events(self) -> int:
@@ -302,7 +302,7 @@ class VirtualComm:
 
     def _check_rank(self, argument: str, rank: int) -> None:
         if not 0 <= rank < self.size:
-            raise CommError(f"{argument}: got {rank}, wanted a rank from 0 to {self.size - 1}")
+            raise CommError(f"{argument}: got {rank}, expected a rank from 0 to {self.size - 1}")
 
     def _bring(self, mine: Any, combine: Callable[[dict[int, Any]], Any], what: str, nbytes: int = 0) -> _Gathering:
         """Add this rank's part to its next collective; the last rank to come combines the parts in rank order.
@@ -390,7 +390,7 @@ def _reduce(parts: dict[int, np.ndarray], op: Op) -> np.ndarray:
         if parts[rank].shape != total.shape or parts[rank].dtype != total.dtype:
             raise CommError(
                 f"all-reduce: rank {rank} brought {parts[rank].shape} {parts[rank].dtype}, "
-                f"rank 0 {total.shape} {total.dtype}; wanted the same on every rank"
+                f"rank 0 {total.shape} {total.dtype}; expected the same on every rank"
             )
         _REDUCE[op.name](total, parts[rank], out=total)
     return total

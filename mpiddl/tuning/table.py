@@ -125,25 +125,25 @@ def read_table(path: Path) -> Table:
     """
     try:
         if path.exists() and not path.is_file():
-            raise UsageError(f"table {path}: no regular file; wanted one that mpiddl tune has written")
+            raise UsageError(f"table {path}: no regular file; expected one that mpiddl tune has written")
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE + 1)
     except OSError as error:
-        raise UsageError(f"table {path}: {error.strerror}; wanted a file that mpiddl tune has written") from None
+        raise UsageError(f"table {path}: {error.strerror}; expected a file that mpiddl tune has written") from None
     if len(raw) > LARGEST_FILE:
-        raise DataError(f"table {path}: more than {LARGEST_FILE >> 20} MiB; wanted a file that mpiddl tune has written")
+        raise DataError(f"table {path}: more than {LARGEST_FILE >> 20} MiB; expected a file that mpiddl tune has written")
     try:
         content = tomllib.loads(raw.decode())
     except UnicodeDecodeError:
-        raise DataError(f"table {path}: not text; wanted a file that mpiddl tune has written") from None
+        raise DataError(f"table {path}: not text; expected a file that mpiddl tune has written") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"table {path}: not TOML ({error})") from None
     if content.get("version") != VERSION:
         got = _short(content.get("version"))
-        raise DataError(f"table {path}: version: got {got}, wanted {VERSION}; measure again with mpiddl tune")
+        raise DataError(f"table {path}: version: got {got}, expected {VERSION}; measure again with mpiddl tune")
     entries = content.get("measured", [])
     if not isinstance(entries, list):
-        raise DataError(f"table {path}: measured: got {type(entries).__name__}, wanted [[measured]] tables")
+        raise DataError(f"table {path}: measured: got {type(entries).__name__}, expected [[measured]] tables")
     return Table(tuple(_entry(f"table {path}: measured {number}", entry) for number, entry in enumerate(entries, 1)))
 
 
@@ -212,29 +212,29 @@ def _quoted(text: str) -> str:
 
 def _entry(where: str, given: Any) -> Entry:
     if not isinstance(given, dict):
-        raise DataError(f"{where}: got {type(given).__name__}, wanted a table")
+        raise DataError(f"{where}: got {type(given).__name__}, expected a table")
     place = Place(*(_text(where, given, name) for name in Place._fields))
     call, sizes, seconds = _text(where, given, "call"), given.get("bytes"), given.get("seconds")
     if call not in CANDIDATES:
-        raise DataError(f"{where}: call: got {_short(call)}, wanted one of {', '.join(CANDIDATES)}")
+        raise DataError(f"{where}: call: got {_short(call)}, expected one of {', '.join(CANDIDATES)}")
     if not _numbers(sizes, int) or not sizes or sizes != sorted(set(sizes)) or sizes[0] < 0 or sizes[-1] > MOST_BYTES:
-        raise DataError(f"{where}: bytes: wanted ascending whole numbers, got {_short(sizes)}")
+        raise DataError(f"{where}: bytes: expected ascending whole numbers, got {_short(sizes)}")
     if not isinstance(seconds, dict) or LIBRARY not in seconds:
-        raise DataError(f"{where}: seconds: wanted a line for each algorithm, {LIBRARY} among them")
+        raise DataError(f"{where}: seconds: expected a line for each algorithm, {LIBRARY} among them")
     for name, values in seconds.items():
         if name not in CANDIDATES[call]:
-            raise DataError(f"{where}: seconds: got {_short(name)}, wanted algorithms among {', '.join(CANDIDATES[call])}")
+            raise DataError(f"{where}: seconds: got {_short(name)}, expected algorithms among {', '.join(CANDIDATES[call])}")
         known = _numbers(values, float) and len(values) == len(sizes)
         if not known or not all(SHORTEST_S <= value <= LONGEST_S for value in values):
             wanted = f"{len(sizes)} times of {SHORTEST_S:g} to {LONGEST_S:g} s"
-            raise DataError(f"{where}: {name}: wanted {wanted}, got {_short(values)}")
+            raise DataError(f"{where}: {name}: expected {wanted}, got {_short(values)}")
     return Entry(place, call, tuple(sizes), {name: tuple(map(float, values)) for name, values in seconds.items()})
 
 
 def _text(where: str, given: dict[str, Any], name: str) -> str:
     value = given.get(name)
     if not isinstance(value, str):
-        raise DataError(f"{where}: {name}: got {_short(value)}, wanted a text")
+        raise DataError(f"{where}: {name}: got {_short(value)}, expected a text")
     return value
 
 
