@@ -22,11 +22,16 @@ from mpiddl.errors import UsageError
 LARGEST = 10**300  # beyond, floats end
 
 
-def setting(default: Any, text: str, choices: tuple[str, ...] = (), least: float | None = None, most: float | None = None,
-            above: float | None = None) -> Any:
-    """A field of `Job`: its default, its meaning in words, and which values are taken."""
+DATA, MODEL, OPTIMISATION, RANKS, SIMULATION, OUTPUT = "Data", "Model", "Optimisation", "Ranks", "Simulation", "Output"
+"""Headings of the settings in ``mpiddl train --help``."""
+
+
+def setting(default: Any, text: str, group: str, choices: tuple[str, ...] = (), least: float | None = None,
+            most: float | None = None, above: float | None = None, form: str = "") -> Any:
+    """A field of `Job`: its default, its meaning in words, its heading in the help, and the values that are accepted."""
     bounds = {"least": least, "most": most, "above": above}
-    return dataclasses.field(default=default, metadata={"text": text, "choices": choices, **bounds})
+    about = {"text": text, "group": group, "choices": choices, "form": form}
+    return dataclasses.field(default=default, metadata={**about, **bounds})
 
 
 @dataclass(frozen=True)
@@ -48,53 +53,59 @@ class Job:
     mpiddl.errors.UsageError: epochs: got -1, expected 0 or more
     """
 
-    data: str = setting("digits", "data set: 'digits', or a folder or file, itself or under a folder of MPIDDL_DATA")
-    test_fraction: float = setting(0.2, "rows held out for the test when the data has no test set; 0: none", least=0, most=0.9)
-    validation: float = setting(0.1, "fraction of the training rows kept for validation", least=0, most=0.9)
-    model: str = setting("mlp", "network: mlp, or softmax (no hidden layers)", ("mlp", "softmax"))
-    hidden: tuple[int, ...] = setting((64,), "widths of the hidden layers, first to last, separated by commas", least=1)
-    activation: str = setting("relu", "activation of the hidden layers", ("relu", "tanh"))
-    initialisation: str = setting("he", "distribution of the initial weights", ("he", "glorot"))
-    loss: str = setting("auto", "loss; auto: cross-entropy for labels, squared-error else",
+    data: str = setting("digits", "data set: 'digits', or a folder or file, as a path or in a folder that MPIDDL_DATA lists",
+                        DATA)
+    test_fraction: float = setting(0.2, "share of the rows kept for the test where the data set has no test rows (0: no test)",
+                                   DATA, least=0, most=0.9)
+    validation: float = setting(0.1, "share of the training rows kept for validation", DATA, least=0, most=0.9)
+    model: str = setting("mlp", "network: mlp (dense layers), or softmax (no hidden layers)", MODEL, ("mlp", "softmax"))
+    hidden: tuple[int, ...] = setting((64,), "sizes of the hidden layers, from first to last", MODEL, least=1)
+    activation: str = setting("relu", "activation of the hidden layers", MODEL, ("relu", "tanh"))
+    initialisation: str = setting("he", "distribution of the initial weights", MODEL, ("he", "glorot"))
+    loss: str = setting("auto", "loss (auto: cross-entropy for labels, squared-error for other targets)", MODEL,
                         ("auto", "cross-entropy", "squared-error"))
-    dtype: str = setting("float32", "precision of parameters and gradients", ("float32", "float64"))
-    epochs: int = setting(10, "passes over the training rows", least=0)
-    max_steps: int = setting(0, "stop after so many steps in all; 0: no limit", least=0)
-    batch: int = setting(64, "samples a step, over all ranks together", least=1)
-    shards: int = setting(0, "virtual shards the rows are cut into; 0: 16, above 16 ranks the next multiple", least=0)
-    seed: int = setting(0, "seed of the weights, the split and the order of the samples", least=0)
-    optimiser: str = setting("momentum", "update rule of the parameters", ("sgd", "momentum", "nesterov", "adam", "adamw"))
-    rate: float = setting(0.0, "learning rate; 0: 0.05 for sgd, momentum and nesterov, 0.001 for adam and adamw", least=0)
-    momentum: float = setting(0.9, "momentum of 'momentum' and 'nesterov'", least=0, most=1)
-    weight_decay: float = setting(0.0, "L2 penalty (adamw: decoupled decay)", least=0)
-    clip: float = setting(0.0, "largest norm of the mean gradient; 0: none", least=0)
-    schedule: str = setting("cosine", "course of the learning rate over the run", ("constant", "step", "cosine"))
-    warmup: float = setting(0.0, "epochs over which the rate rises from 0", least=0)
-    step_epochs: float = setting(10.0, "schedule 'step': epochs between two reductions", above=0)
-    step_factor: float = setting(0.1, "schedule 'step': factor of each reduction", above=0, most=1)
-    scale_rate: int = setting(0, "scale the rate by batch / this batch size (linear scaling); 0: do not", least=0)
-    strategy: str = setting("allreduce", "how ranks agree: allreduce, auto, two-step, ring[:overlap=1], delayed[:delay=1], "
-                            "local-sgd[:period=8], hierarchical[:period=8], gossip, gossip-adaptive, elastic, ..., or a "
-                            "parameter server, asgd, ddc-asgd, ... "
-                            "[:servers=N,communication=auto|one-sided|two-sided]: docs/strategies.md")
-    reproducible: bool = setting(False, "the same weights, bit for bit, on 1, 2, 4, ... ranks, one a shard at most; slower")
-    threads: int = setting(0, "BLAS and numba threads a rank; 0: cores / ranks of the node", least=0)
-    slow: str = setting("", "RANK:FACTOR,...: ranks that compute slower; 3:4 has rank 3 take four times as long")
-    jitter: float = setting(0.0, "mean share by which each step takes longer, drawn at random; 0: none", least=0)
-    drop: str = setting("", "RANK:STEP[:STEP],...: ranks that are gone before a step of theirs, for as long as the steps up to "
-                        "the second one would take; without it, for good")
-    simulate: int = setting(0, "train on so many virtual workers with a simulated clock, in one process; 0: on the MPI ranks",
-                            least=0)
-    node_workers: int = setting(1, "simulate: workers on each node", least=1)
-    step_seconds: float = setting(1.0, "simulate: what computing a step takes", least=0)
-    message_seconds: float = setting(0.0, "simulate: what a message takes", least=0)
-    log_every: int = setting(50, "steps between two lines of metrics", least=1)
-    checkpoint_every: int = setting(0, "steps between two checkpoints; 0: one an epoch", least=0)
-    keep: int = setting(3, "checkpoints kept, the newest", least=1)
-    max_seconds: float = setting(0.0, "stop cleanly, with a checkpoint, after so many seconds; 0: no limit", least=0)
-    max_bytes: int = setting(0, "stop cleanly after so many bytes sent by all ranks (at their own pace, when they meet); 0: no "
-                             "limit", least=0)
-    target_accuracy: float = setting(0.0, "stop when the validation accuracy (0 to 1) reaches this; 0: never", least=0, most=1)
+    dtype: str = setting("float32", "precision of parameters and gradients", MODEL, ("float32", "float64"))
+    epochs: int = setting(10, "passes over the training rows", OPTIMISATION, least=0)
+    batch: int = setting(64, "samples in a step, over all ranks together", OPTIMISATION, least=1)
+    optimiser: str = setting("momentum", "update rule of the parameters", OPTIMISATION,
+                             ("sgd", "momentum", "nesterov", "adam", "adamw"))
+    rate: float = setting(0.0, "learning rate (0: 0.05 for sgd, momentum and nesterov, 0.001 for adam and adamw)",
+                          OPTIMISATION, least=0)
+    momentum: float = setting(0.9, "momentum of the optimisers 'momentum' and 'nesterov'", OPTIMISATION, least=0, most=1)
+    weight_decay: float = setting(0.0, "L2 penalty (with adamw: decoupled weight decay)", OPTIMISATION, least=0)
+    clip: float = setting(0.0, "largest norm of the mean gradient (0: no limit)",
+                          OPTIMISATION, least=0)
+    schedule: str = setting("cosine", "schedule of the learning rate", OPTIMISATION, ("constant", "step", "cosine"))
+    warmup: float = setting(0.0, "epochs in which the learning rate rises from 0 to its full value", OPTIMISATION, least=0)
+    step_epochs: float = setting(10.0, "schedule 'step': epochs between two reductions of the rate", OPTIMISATION, above=0)
+    step_factor: float = setting(0.1, "schedule 'step': factor of each reduction", OPTIMISATION, above=0, most=1)
+    scale_rate: int = setting(0, "multiply the learning rate by batch / N, the linear scaling rule (0: do not)",
+                              OPTIMISATION, least=0)
+    seed: int = setting(0, "seed of the initial weights, the data split and the order of the samples", OPTIMISATION, least=0)
+    max_steps: int = setting(0, "stop after N steps, counted from the start of the run (0: no limit)", OPTIMISATION, least=0)
+    max_seconds: float = setting(0.0, "stop after X seconds and write a checkpoint (0: no limit)", OPTIMISATION, least=0)
+    max_bytes: int = setting(0, "stop after all ranks together have sent N bytes (0: no limit)", OPTIMISATION, least=0)
+    target_accuracy: float = setting(0.0, "stop at this validation accuracy, between 0 and 1 (0: never)", OPTIMISATION, least=0,
+                                     most=1)
+    strategy: str = setting("allreduce", "how ranks combine their work, with its parameters: allreduce, auto, "
+                            "local-sgd:period=8, gossip, ddc-asgd, ... docs/strategies.md lists all", RANKS)
+    reproducible: bool = setting(False, "compute the same weights, bit for bit, on 1, 2, 4, 8 or 16 ranks, at a higher cost",
+                                 RANKS)
+    shards: int = setting(0, "virtual shards into which the rows are divided (0: 16, or more for more than 16 ranks)",
+                          RANKS, least=0)
+    threads: int = setting(0, "BLAS and numba threads of each rank (0: cores of the node / ranks of the node)", RANKS, least=0)
+    slow: str = setting("", "make ranks slower: 3:4 makes rank 3 four times as slow", RANKS, form="RANK:FACTOR,...")
+    jitter: float = setting(0.0, "make each step longer by a random share with mean X (0: do not)", RANKS, least=0)
+    drop: str = setting("", "stop ranks before a step: 3:40:60 stops rank 3 before step 40, for the time of 20 steps, 3:40 "
+                        "stops it permanently", RANKS, form="RANK:STEP[:STEP],...")
+    simulate: int = setting(0, "train on N virtual workers with a simulated clock, in one process (0: train on the MPI ranks)",
+                            SIMULATION, least=0)
+    node_workers: int = setting(1, "virtual workers on each virtual node", SIMULATION, least=1)
+    step_seconds: float = setting(1.0, "simulated seconds that the computation of a step takes", SIMULATION, least=0)
+    message_seconds: float = setting(0.0, "simulated seconds that a message takes", SIMULATION, least=0)
+    log_every: int = setting(50, "steps between two lines of metrics", OUTPUT, least=1)
+    checkpoint_every: int = setting(0, "steps between two checkpoints (0: one checkpoint after each epoch)", OUTPUT, least=0)
+    keep: int = setting(3, "number of newest checkpoints to keep", OUTPUT, least=1)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -7,20 +7,22 @@ from pathlib import Path
 
 import click
 
+from mpiddl.cli.files import json_option
 from mpiddl.cli.sizes import read_seconds, read_sizes
 
 KINDS = {
-    "allreduce": "Sum the ranks' arrays: two-step, leader, ring and recursive doubling",
-    "bcast": "Give one rank's array to all: pipelined chain, scatter and all-gather, binomial tree",
-    "allgather": "Put the ranks' blocks together on all: ring",
-    "reduce-scatter": "Sum the ranks' arrays, a block for each: ring",
+    "allreduce": "Sum of the arrays of all ranks, on every rank: two-step, leader, ring and recursive doubling",
+    "bcast": "Array of one rank, sent to all ranks: pipelined chain, scatter and all-gather, binomial tree",
+    "allgather": "Blocks of all ranks, joined on every rank: ring",
+    "reduce-scatter": "Sum of the arrays of all ranks, one block of it on each rank: ring",
 }
 
 EPILOG = """
 \b
-"ratio" is the library's median over ours; "of limit" is how near we are to what memory (one node: c = a + b by all ranks, or
-b = a) or the links (every node sends and receives the bytes that must cross) did in the same run: 1 is all there is.
-"in place" works on arrays in shared memory; the others on any array. "link" counts the bytes that left the busiest host.
+"ratio" is the median time of the MPI library divided by ours. "of limit" compares us with the limit, measured in the same run:
+on one node the memory bandwidth (all ranks compute c = a + b, or copy b = a), between nodes the links (each node sends and
+receives the bytes that must cross). 1 is the limit. "in place" needs arrays in shared memory. The other algorithms take any
+array. "link" counts the bytes that left the busiest host.
 
 \b
 Examples:
@@ -37,15 +39,15 @@ def add_to(bench: click.Group) -> None:
 
 
 def _command(name: str, text: str) -> click.Command:
-    @click.command(name, help=f"{text}, against the MPI library. Start it under mpiexec.", epilog=EPILOG.format(name=name))
-    @click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
-    @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw seconds over sizes.")
+    @click.command(name, help=f"{text}, against the MPI library. Start it with mpiexec.", epilog=EPILOG.format(name=name))
+    @json_option
+    @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw time against size.")
     @click.option("--sizes", default="16KiB,256KiB,1MiB,16MiB,64MiB", show_default=True, callback=read_sizes, metavar="N,N,...",
-                  help="Sizes of the array.")
-    @click.option("--dtype", default="float32", show_default=True, metavar="NAME", help="Its elements.")
+                  help="Sizes of the array in bytes.")
+    @click.option("--dtype", default="float32", show_default=True, metavar="NAME", help="Data type of the elements.")
     @click.option("--seconds", default=4.0, show_default=True, callback=read_seconds, metavar="S",
                   help="Time for each size.")
-    @click.option("--rate", metavar="RATE", help="What each link carries, e.g. 200mbit, instead of measuring it.")
+    @click.option("--rate", metavar="RATE", help="Rate of each link, such as 200mbit, instead of a measured one.")
     def command(path: Path | None, plot: Path | None, sizes: tuple[int, ...], dtype: str, seconds: float,
                 rate: str | None) -> None:
         from mpiddl.bench import collectives as module

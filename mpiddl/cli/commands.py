@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -13,8 +14,10 @@ from typing import Any
 import click
 
 from mpiddl.cli import collectives, compare, decomposition, delayed, gossip, overlap, server, staleness, testbed, tuning
+from mpiddl.cli.files import json_option
+from mpiddl.cli.grouped import GroupedCommand, GroupedOption
 from mpiddl.errors import UsageError
-from mpiddl.job import FIELDS, make_job, read_job_file
+from mpiddl.job import FIELDS, OUTPUT, make_job, read_job_file
 from mpiddl.version import __version__
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -23,13 +26,16 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 @click.group(context_settings=CONTEXT)
 @click.version_option(__version__, prog_name="mpiddl", message="%(prog)s %(version)s")
 def mpiddl() -> None:
-    """Distributed learning as MPI programs: train, evaluate and predict on any number of ranks.
+    """Train neural networks and compute PCA and SVD on many MPI ranks.
 
     \b
-    mpiddl train --data digits                    on one rank
-    mpiexec -n 4 mpiddl train --data digits       the same on four
-    mpiexec -n 4 mpiddl doctor                    is everything in place?
+    mpiddl doctor                                 check this machine, and show how to start several ranks
+    mpiddl train --data digits                    train on one rank
+    mpiexec -n 4 mpiddl train --data digits       train on four ranks
     """
+
+
+_run_option = functools.partial(click.option, cls=GroupedOption, group=OUTPUT)
 
 
 def _job_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -41,17 +47,23 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _option(field: dataclasses.Field[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     kind: Any = type(field.default)
-    choices = field.metadata["choices"]
+    text, group, choices, form = (field.metadata[key] for key in ("text", "group", "choices", "form"))
+    known: dict[str, Any] = {"cls": GroupedOption, "group": group}
     if kind is bool:
         name, usual = field.name.replace("_", "-"), "yes" if field.default else "no"
-        return click.option(f"--{name}/--no-{name}", default=None, help=f"{field.metadata['text']}.  [default: {usual}]")
+        return click.option(f"--{name}/--no-{name}", default=None, help=f"{_sentence(text)}  [default: {usual}]", **known)
     flag = "--" + field.name.replace("_", "-")
     default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
-    text = f"{field.metadata['text']}.  [default: {default}]"
+    text = _sentence(text) + (f"  [default: {default}]" if default != "" else "")
     if kind is tuple:
-        return click.option(flag, callback=_numbers, metavar="N,N,...", help=text)
-    metavar = "|".join(choices) if choices else {int: "N", float: "X", str: "NAME"}[kind]
-    return click.option(flag, type=kind, metavar=metavar, help=text)
+        return click.option(flag, callback=_numbers, metavar="N,N,...", help=text, **known)
+    metavar = form or ("|".join(choices) if choices else {int: "N", float: "X", str: "NAME"}[kind])
+    return click.option(flag, type=kind, metavar=metavar, help=text, **known)
+
+
+def _sentence(text: str) -> str:
+    """``text`` with a capital letter and a full stop."""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -69,30 +81,30 @@ def _folder(context: click.Context, parameter: click.Parameter, value: str | Non
     return None if value is None else Path(value)
 
 
-@mpiddl.command(epilog="""
+@mpiddl.command(cls=GroupedCommand, epilog="""
 \b
 Examples:
-  mpiexec -n 4 mpiddl train --data digits --out runs/digits
-  MPIDDL_DATA=~/data mpiexec -n 4 mpiddl train --data fashion-mnist --hidden 256,128 --out runs/fashion
-  mpiexec -n 4 mpiddl train --out runs/fashion --resume --epochs 20
-  mpiexec -n 8 mpiddl train --data digits --reproducible --out runs/exact     the bits of 1, 2, 4 or 16 ranks
-  mpiexec -n 8 mpiddl train --strategy ddc-asgd --optimiser nesterov          each rank at its own pace
-  mpiexec -n 8 mpiddl train --strategy asgd:servers=2,communication=two-sided          two ranks serve the others
-  srun mpiddl train job.toml --max-seconds 3000 --resume
+  mpiexec -n 4 mpiddl train --data digits --out runs/digits                    train on 4 ranks, keep the results
+  mpiexec -n 4 mpiddl train --out runs/digits --resume --epochs 20             continue that run up to epoch 20
+  MPIDDL_DATA=~/data mpiexec -n 4 mpiddl train --data fashion-mnist --hidden 256,128
+  mpiexec -n 8 mpiddl train --data digits --reproducible                       the same weights as on 1, 2, 4 or 16 ranks
+  mpiexec -n 8 mpiddl train --strategy ddc-asgd                                ranks do not wait for each other
+  mpiexec -n 8 mpiddl train --strategy asgd:servers=2,communication=two-sided  2 of the 8 ranks are parameter servers
+  srun mpiddl train job.toml --out runs/x --max-seconds 3000 --resume          a Slurm job that can be submitted again
 """)
 @click.argument("job_file", required=False, type=click.Path(path_type=Path), metavar="[JOB.toml]")
-@click.option("--out", callback=_folder, metavar="DIR", help="Folder for settings, metrics, checkpoints, plots and summary.")
-@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out; start there if there is none.")
-@click.option("--overwrite", is_flag=True, help="Replace the run that is in --out.")
-@click.option("--dry-run", is_flag=True, help="Check everything, print the settings and the dealing of shards, and stop.")
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @_job_options
+@_run_option("--out", callback=_folder, metavar="DIR", help="Folder for settings, metrics, checkpoints, plots and summary.")
+@_run_option("--resume", is_flag=True, help="Continue from the newest checkpoint in --out, or start if there is none.")
+@_run_option("--overwrite", is_flag=True, help="Replace the run in --out.")
+@_run_option("--dry-run", is_flag=True, help="Check the settings, print them and the shards of each rank, and stop.")
+@_run_option("--quiet", is_flag=True, help="Print only errors.")
 def train(job_file: Path | None, out: Path | None, resume: bool, overwrite: bool, dry_run: bool, quiet: bool,
           **flags: Any) -> None:
     """Train a network on all ranks.
 
-    Settings come from the flags below and from JOB.toml, whose keys are the flags' names with underscores; flags win.
-    The batch is the global one: the same samples make a step on 1 rank and on 100.
+    A setting can be a flag, or a key in JOB.toml: the name of the flag with underscores. Flags override JOB.toml. --batch
+    counts the samples of all ranks together, so a step uses the same samples on 1 rank and on 100.
     """
     from mpiddl import training
 
@@ -108,12 +120,12 @@ def train(job_file: Path | None, out: Path | None, resume: bool, overwrite: bool
 
 @mpiddl.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--data", help="Data set; by default the one it was trained on.", metavar="NAME")
+@click.option("--data", help="Data set.  [default: the one the model was trained on]", metavar="NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def evaluate(run: Path, data: str | None, as_json: bool) -> None:
-    """Measure a trained model on test rows.
+    """Measure loss and accuracy of a trained model on test rows.
 
-    RUN is a run's folder, of which the newest checkpoint is taken, or a checkpoint's folder.
+    RUN is a run folder (its newest checkpoint is used), or the folder of one checkpoint.
     """
     from mpiddl.inference import evaluate_run
 
@@ -129,12 +141,12 @@ def evaluate(run: Path, data: str | None, as_json: bool) -> None:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("rows", metavar="ROWS")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The .npy file to write.")
-@click.option("--raw", is_flag=True, help="Write the model's outputs; by default class numbers where there are classes.")
+@click.option("--raw", is_flag=True, help="Write the outputs of the model instead of class numbers.")
 def predict(run: Path, rows: str, output: Path, raw: bool) -> None:
-    """Apply a trained model to rows, each rank to its share.
+    """Apply a trained model to rows. Each rank computes its share.
 
-    RUN is a run's or a checkpoint's folder. ROWS is a .npy file of shape (n, features), or a data set, whose test rows
-    are taken. OUTPUT gets one entry a row, in order.
+    RUN is a run folder or the folder of one checkpoint. ROWS is a .npy file of shape (n, features), or a data set, of which
+    the test rows are used. The output has one entry for each row, in the same order.
     """
     from mpiddl.inference import predict_run
 
@@ -144,9 +156,9 @@ def predict(run: Path, rows: str, output: Path, raw: bool) -> None:
 
 @mpiddl.command()
 def doctor() -> None:
-    """Check that everything is in place: MPI, launcher, ranks, threads, memory, disk.
+    """Check MPI, launcher, ranks, threads, memory and disk, and print remedies.
 
-    Run it as you run your job: alone, under mpiexec, under srun. Exits with 1 if something is wrong, and says what to do.
+    Start it as you start your job: alone, with mpiexec, or with srun. The exit code is 1 if something is wrong.
     """
     from mpiddl import doctor as module
 
@@ -157,7 +169,7 @@ def doctor() -> None:
 
 @mpiddl.group()
 def bench() -> None:
-    """Measure mpiddl against the alternatives, interleaved in one run."""
+    """Measure mpiddl against its alternatives."""
 
 
 collectives.add_to(bench)
@@ -174,11 +186,11 @@ tuning.add_to(mpiddl, bench)
 
 
 @bench.command()
-@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
-@click.option("--threads", default=1, show_default=True, help="Threads for every contender.")
+@json_option
+@click.option("--threads", default=1, show_default=True, help="Threads of every contender.")
 @click.option("--seconds", default=8.0, show_default=True, help="Time for each case.")
 def step(path: Path | None, threads: int, seconds: float) -> None:
-    """Training steps per second against PyTorch and plain numpy on the same network, batch and threads."""
+    """Training steps per second, against PyTorch and plain numpy."""
     from mpiddl.bench import step as module
     from mpiddl.bench.output import show, write
 
@@ -189,19 +201,20 @@ def step(path: Path | None, threads: int, seconds: float) -> None:
 
 
 @bench.command()
-@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
+@json_option
 @click.option("--data", default="digits", show_default=True, metavar="NAME", help="Data set.")
-@click.option("--hidden", default="64", show_default=True, callback=_numbers, metavar="N,N,...", help="Widths.")
-@click.option("--batch", default=64, show_default=True, type=click.IntRange(min=1), metavar="N", help="Samples a step.")
+@click.option("--hidden", default="64", show_default=True, callback=_numbers, metavar="N,N,...",
+              help="Sizes of the hidden layers.")
+@click.option("--batch", default=64, show_default=True, type=click.IntRange(min=1), metavar="N", help="Samples in a step.")
 @click.option("--shards", default=16, show_default=True, type=click.IntRange(min=1), metavar="N", help="Virtual shards.")
-@click.option("--strategy", default="allreduce", show_default=True, metavar="NAME", help="What to compare with.")
+@click.option("--strategy", default="allreduce", show_default=True, metavar="NAME", help="Strategy to compare with.")
 @click.option("--steps", default=100, show_default=True, type=click.IntRange(min=1), metavar="N",
-              help="Steps of training of which the checksum is told.")
-@click.option("--seconds", default=8.0, show_default=True, type=click.FloatRange(min=0), help="Time for measuring.")
+              help="Training steps before the checksum.")
+@click.option("--seconds", default=8.0, show_default=True, type=click.FloatRange(min=0), help="Time for the measurement.")
 def reproducible(path: Path | None, **options: Any) -> None:
-    """What --reproducible costs: a training's steps with it and without, in turn, and the checksum of its weights.
+    """Cost of --reproducible: training steps with it and without it, and the checksum of the weights.
 
-    The checksum is the same on 1, 2, 4, ... ranks, one a shard at most, and with either MPI library.
+    The checksum is the same with both MPI libraries on 1, 2, 4, ... ranks, up to the number of shards.
     """
     from mpiddl.bench import reproducible as module
     from mpiddl.bench.output import check_files, keep, show
@@ -215,12 +228,13 @@ def reproducible(path: Path | None, **options: Any) -> None:
 
 
 @bench.command()
-@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
+@json_option
 @click.option("--data", default="digits", show_default=True, metavar="NAME", help="Data set.")
-@click.option("--hidden", default="64", show_default=True, callback=_numbers, metavar="N,N,...", help="Widths.")
+@click.option("--hidden", default="64", show_default=True, callback=_numbers, metavar="N,N,...",
+              help="Sizes of the hidden layers.")
 @click.option("--steps", default=100, show_default=True, type=click.IntRange(min=1), metavar="N", help="Training steps.")
 def agreement(path: Path | None, data: str, hidden: tuple[int, ...], steps: int) -> None:
-    """How far the weights are apart that 1, 2, 4, ... ranks reach; start it under mpiexec."""
+    """Distance between the weights that 1, 2, 4, ... ranks compute. Start it with mpiexec."""
     from mpiddl.bench import agreement as module
     from mpiddl.bench.output import check_files, keep, show
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from mpiddl.cli.files import json_option
 from mpiddl.cli.passes import progress
 from mpiddl.cli.sizes import parse_size
 from mpiddl.errors import UsageError
@@ -17,15 +18,15 @@ from mpiddl.launch import promise
 EPILOG = """
 \b
 FILE is one of
-  x.npy                            numpy's array; C order in float32 or float64 may be larger than memory
-  x.npz, x.npz:NAME                an archive of arrays; scipy.sparse.save_npz's matrix
-  train-images-idx3-ubyte[.gz]     MNIST's format
-  x.h5:NAME, x.nc:NAME             HDF5 and NetCDF-4, where h5py is installed; NetCDF-3
-All dimensions but the first are columns. Each rank reads its own rows; files may be larger than memory (--memory) but for
-compressed ones and sparse matrices.
+  x.npy                            numpy array
+  x.npz, x.npz:NAME                archive of numpy arrays, or a sparse matrix of scipy.sparse.save_npz
+  train-images-idx3-ubyte[.gz]     MNIST format
+  x.h5:NAME, x.nc:NAME             HDF5 and NetCDF-4 (with h5py), NetCDF-3
+The first dimension is the rows, all others together are the columns. Each rank reads its own rows. A file can be larger than
+memory (--memory), unless it is compressed, sparse, or an .npy file in Fortran order or of another type than float32 or float64.
 
 \b
-OUT gets components.npy,{mean} scores.npy, summary.json, and with matplotlib scree.png and scores.png.
+The command writes components.npy,{mean} scores.npy and summary.json to OUT, and with matplotlib scree.png and scores.png.
 
 \b
 Examples:
@@ -39,21 +40,21 @@ SOLVERS = ("auto", "gram", "subsample", "vr", "vr-plain", "krylov")
 
 def add_to(group: click.Group) -> None:
     """Make both parts of ``mpiddl``."""
-    group.add_command(_command("pca", "Principal components of a file's rows.", centred=True))
-    group.add_command(_command("svd", "Leading singular values and vectors of a file's matrix.", centred=False))
+    group.add_command(_command("pca", "Compute the principal components of the rows in a file.", centred=True))
+    group.add_command(_command("svd", "Compute the largest singular values of the matrix in a file.", centred=False))
 
 
 BENCH_EPILOG = """
 \b
-Cases, made from a seed (docs/decomposition.md tells their spectra):
+Cases, made from a seed (docs/decomposition.md lists their spectra):
   a, a64     60,000 x 784, float32 and float64        c        20,000 x 20,000
   b          1,000,000 x 256                          e10      100,000 x 512, a gap of 0.001
   h          1,000,000 x 256, a cluster, k=1          sparse   200,000 x 50,000, 70 entries a row
-  large      1,000,000 x 4,096 in a file of 16 GB, made in --folder if it is not there
+  large      1,000,000 x 4,096 in a file of 16 GB, created in --folder
 and in MPIDDL_DATA: fashion-mnist, cifar10.
 
 \b
-On several ranks: their speed against one rank, with one thread and with as many as there are ranks.
+On several ranks the command compares their speed with one rank, which has one thread, or as many threads as there are ranks.
 
 \b
 Examples:
@@ -70,21 +71,21 @@ def add_bench_to(group: click.Group) -> None:
     group.command("pca", epilog=BENCH_EPILOG)(_bench)
 
 
-@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
+@json_option
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
-              help="Also draw error over seconds, passes and rounds.")
-@click.option("--cases", default="a,a64", show_default=True, metavar="NAME,NAME,...", help="Matrices.")
+              help="Also draw the error against seconds, passes and rounds.")
+@click.option("--cases", default="a,a64", show_default=True, metavar="NAME,NAME,...", help="Matrices to decompose.")
 @click.option("--errors", default="1e-4,1e-8,1e-12", show_default=True, metavar="X,X,...",
-              help="Parts of the explained variance that may be missed.")
-@click.option("--threads", default=1, show_default=True, type=click.IntRange(min=1), help="Threads for every contender.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Turns of all contenders.")
-@click.option("--solvers", default="auto", show_default=True, metavar="NAME,NAME,...", help="Ours.")
-@click.option("--peers/--no-peers", default=True, show_default=True, help="Other libraries, too.")
-@click.option("--heat", default="", metavar="PYTHON", help="A Python that has Heat, which then takes part.")
-@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where the large file lies.")
+              help="Relative errors of the explained variance to reach.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(min=1), help="Threads of every contender.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Rounds of measurement.")
+@click.option("--solvers", default="auto", show_default=True, metavar="NAME,NAME,...", help="Solvers of mpiddl.")
+@click.option("--peers/--no-peers", default=True, show_default=True, help="Also measure other libraries.")
+@click.option("--heat", default="", metavar="PYTHON", help="Path of a Python with Heat, to measure Heat too.")
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Folder of the large file.")
 def _bench(path: Path | None, plot: Path | None, cases: str, errors: str, threads: int, rounds: int, solvers: str, peers: bool,
            heat: str, folder: Path | None) -> None:
-    """Seconds until so little of the explained variance is missed, against scikit-learn, SciPy and Heat."""
+    """Time to a given error of the explained variance, against scikit-learn, SciPy and Heat."""
     from mpiddl.bench import pca, pca_ranks
     from mpiddl.bench.output import check_files, keep, show, write
     from mpiddl.request import search_path
@@ -144,37 +145,46 @@ def _command(name: str, text: str, centred: bool) -> click.Command:
 
 def _options(centred: bool) -> list[Callable[..., Any]]:
     own = [
-        click.option("--center/--no-center", default=True, show_default=True, help="Subtract the columns' means."),
-        click.option("--whiten", is_flag=True, help="Divide scores by their deviations."),
+        click.option("--center/--no-center", default=True, show_default=True, help="Subtract the mean of each column."),
+        click.option("--whiten", is_flag=True, help="Divide each score by its standard deviation."),
     ]
     return [
         click.argument("file", metavar="FILE"),
-        click.option("-k", "--components", required=True, metavar="K", help="How many" + (
-            "; or a share of the variance, such as 0.9." if centred else ".")),
-        click.option("-o", "--out", required=True, type=click.Path(path_type=Path), metavar="OUT", help="Folder for results."),
-        click.option("--overwrite", is_flag=True, help="Replace results that are in OUT."),
-        click.option("--solver", default="auto", show_default=True, metavar="|".join(SOLVERS), help="How."),
+        click.option("-k", "--components", required=True, metavar="K", help="Number of components" + (
+            ", or the share of the variance that they explain, such as 0.9." if centred else ".")),
+        click.option("-o", "--out", required=True, type=click.Path(path_type=Path), metavar="OUT",
+                     help="Folder for the results."),
+        click.option("--overwrite", is_flag=True, help="Replace the results in OUT."),
+        click.option("--solver", default="auto", show_default=True, metavar="|".join(SOLVERS),
+                     help="Algorithm. docs/decomposition.md compares them."),
         click.option("--tol", default=1e-8, show_default=True, metavar="X",
-                     help="Stop when so small a part of the explained variance is missed, by estimate."),
+                     help="Stop when the estimated relative error of the explained variance is below X."),
         *(own if centred else []),
-        click.option("--mask", metavar="auto|FILE", help="Leave columns out: those missing in the first row, or where "
-                     "an .npy of a row's shape is 0."),
+        click.option("--mask", metavar="auto|FILE",
+                     help="Leave columns out: those that are missing in the first row (auto), or "
+                     "where an .npy file with the shape of a row is 0."),
         click.option("--column-weights", metavar="FILE",
-                     help="An .npy of a row's shape: how much columns count, such as areas."),
+                     help="Weight of each column, such as an area, in an .npy file with the shape of a row."),
         click.option("--memory", default="512MiB", show_default=True, metavar="SIZE",
-                     help="Of a rank's rows; more are read in every pass."),
+                     help="Memory of each rank for rows. Rows that do not fit are read again in every pass."),
         click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), metavar="N",
-                     help="Of samples and mini-batches."),
-        click.option("--threads", default=0, metavar="N", help="Of a rank; 0: the node's cores divided by its ranks."),
-        click.option("--vr-fraction", default=0.125, show_default=True, metavar="X", help="vr: part of a pass between two."),
-        click.option("--batch-size", type=int, metavar="N", help="vr: rows a step; from the data if not given."),
-        click.option("--step-size", default=1.0, show_default=True, metavar="X", help="vr: times the automatic step."),
-        click.option("--sync-every", type=int, metavar="N", help="vr: steps between averages; one at the end if not given."),
-        click.option("--sync-delay", default=0, show_default=True, metavar="N", help="vr: averages come so many late."),
+                     help="Seed of the random samples and mini-batches."),
+        click.option("--threads", default=0, show_default=True, metavar="N",
+                     help="Threads of each rank (0: cores of the node / ranks of the node)."),
+        click.option("--vr-fraction", default=0.125, show_default=True, metavar="X",
+                     help="Solver vr: share of a pass between two snapshots."),
+        click.option("--batch-size", type=int, metavar="N", help="Solver vr: rows in a step.  [default: chosen from the data]"),
+        click.option("--step-size", default=1.0, show_default=True, metavar="X",
+                     help="Solver vr: factor of the automatic step size."),
+        click.option("--sync-every", type=int, metavar="N",
+                     help="Solver vr: steps between averages over the ranks.  [default: one average at the end]"),
+        click.option("--sync-delay", default=0, show_default=True, metavar="N",
+                     help="Solver vr: number of averages by which each average is delayed."),
         click.option("--snapshot-fraction", default=1.0, show_default=True, metavar="X",
-                     help="vr: part of the rows that the first anchors are made from."),
-        click.option("--max-passes", default=200.0, show_default=True, metavar="X", help="Give up after so many."),
-        click.option("--quiet", is_flag=True, help="Print nothing but errors."),
+                     help="Solver vr: share of the rows in the first snapshots."),
+        click.option("--max-passes", default=200.0, show_default=True, metavar="X",
+                     help="Give up after X passes over the data."),
+        click.option("--quiet", is_flag=True, help="Print only errors."),
     ]  # fmt: skip
 
 

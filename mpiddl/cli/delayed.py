@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from mpiddl.cli.files import json_option
 from mpiddl.cli.sizes import read_counts
 
 EPILOG = """
 \b
-"bound" is the longer of computing alone and communication alone, "of bound" the share of its steps per second that was reached.
-Seconds are the mean of --steps steps of a short training run, without its first ones, in which nothing is late yet.
+"bound" is the longer of computation alone and communication alone. "of bound" is the measured steps per second divided by
+those of the bound. Seconds are the mean over --steps steps of a short training run, after its first steps.
 
 \b
 Examples:
@@ -22,20 +23,20 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw steps per second over the batch.")
+@json_option
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw steps per second against the batch.")
 @click.option("--hidden", default="2048,2048", show_default=True, callback=read_counts, metavar="N,N,...",
-              help="Widths of the hidden layers.")
+              help="Sizes of the hidden layers.")
 @click.option("--batch-per-rank", default="64,256,1024,2048", show_default=True, callback=read_counts, metavar="N,N,...",
-              help="Rows a rank, one case each.")
+              help="Rows of each rank in a step, one case for each number.")
 @click.option("--strategy", "strategies", multiple=True, default=("delayed:delay=1", "delayed:delay=2"), show_default=True,
-              metavar="NAME", help="What is late; may be given several times.")
-@click.option("--steps", default=4, show_default=True, type=click.IntRange(min=1), metavar="N", help="Steps of a sample.")
+              metavar="NAME", help="Strategy to measure. May be given several times.")
+@click.option("--steps", default=4, show_default=True, type=click.IntRange(min=1), metavar="N", help="Steps of each sample.")
 @click.option("--seconds", default=30.0, show_default=True, type=click.FloatRange(0, 86_400), metavar="S",
               help="Time for each batch.")
 def delayed(path: Path | None, plot: Path | None, hidden: tuple[int, ...], batch_per_rank: tuple[int, ...],
             strategies: tuple[str, ...], steps: int, seconds: float) -> None:
-    """Steps per second when sums come late, against the longer of computing and communicating. Start it under mpiexec."""
+    """Steps per second of delayed synchronisation, against the limit of computation or communication. Start it with mpiexec."""
     from mpiddl.bench import delayed as module
     from mpiddl.bench.output import check_files, keep, show
 

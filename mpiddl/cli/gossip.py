@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from mpiddl.cli.files import json_option
 from mpiddl.cli.sizes import read_counts, read_shares
 
 STRATEGIES = (
@@ -20,19 +21,19 @@ STRATEGIES = (
 
 EPILOG = """
 \b
-It says first which part of a step of the first strategy is communication on these links, and at which rate of theirs it would
-be 80 %. Then each strategy trains, turn by turn, until the mean of the ranks' models has reached the highest target on the
-validation rows, or its epochs are over. Seconds are the slowest rank's, without validation. The second strategy is wanted to
-take 52 % less time than the first.
+First the command prints how much of a step of the first strategy is communication on these links, and the link rate at which it
+would be 80 %. Then the strategies train in turns. A run ends when the mean of the models of all ranks reaches the highest
+target on the validation rows, or after --epochs. Seconds are those of the slowest rank, without validation. The aim is that the
+second strategy takes 52 % less time than the first.
 
 \b
-"counted" are the bytes that the strategies say they have sent, "link" those of the kernel's counters of the hosts' links,
-"payload" the same without headers, 66 bytes a packet: wanted within 2 % of what is counted. Ranks that share a host are not
-compared with links.
+"counted" are the bytes that the strategies count, "link" the bytes that the kernel counted on the links of the hosts, and
+"payload" the link bytes without headers of 66 bytes for each packet. "payload" should be within 2 % of "counted". Links are not
+compared where ranks share a host.
 
 \b
 Examples:
-  mpiddl testbed run --hosts 8 --ranks-per-host 1 --rate 400mbit -- mpiddl bench gossip --turns 0        which --rate to take
+  mpiddl testbed run --hosts 8 --ranks-per-host 1 --rate 400mbit -- mpiddl bench gossip --turns 0        find the --rate
   mpiddl testbed run --hosts 8 --ranks-per-host 1 --rate 400mbit -- mpiddl bench gossip --results runs.jsonl
   mpiexec -n 4 mpiddl bench gossip --data digits --hidden 32 --batch 64 --targets 0.9 --strategy gossip@0.1 \\
       --strategy gossip-adaptive:theta=0.1@0.1
@@ -40,33 +41,33 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw accuracy over seconds.")
+@json_option
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw accuracy against time.")
 @click.option("--results", type=click.Path(path_type=Path), metavar="FILE",
-              help="Finished runs; made, or added to: what is in it is not run again.")
+              help="File of finished runs, created or extended. Runs in it are not repeated.")
 @click.option("--strategy", "strategies", multiple=True, default=STRATEGIES, show_default=True, metavar="NAME@RATE",
-              help="What trains, at which rate; may be given several times. Others are compared with the first.")
+              help="Strategy and learning rate. May be given several times. The first is the baseline.")
 @click.option("--targets", default="0.84,0.86,0.88", show_default=True, callback=read_shares, metavar="X,...",
-              help="Accuracies on the validation rows, 0 to 1.")
+              help="Target accuracies on the validation rows, between 0 and 1.")
 @click.option("--turns", default=5, show_default=True, type=click.IntRange(min=0), metavar="N",
-              help="Runs of each strategy, each with another seed. 0: only say what part of a step is communication.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), metavar="N", help="Of the first turn.")
+              help="Runs of each strategy, with a different seed each (0: only measure the share of communication).")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), metavar="N", help="Seed of the first turn.")
 @click.option("--every", default=20, show_default=True, type=click.IntRange(min=1), metavar="N",
               help="Steps from one validation to the next.")
 @click.option("--seconds", default=5.0, show_default=True, type=click.FloatRange(0, 86_400), metavar="S",
-              help="How long steps are measured before all.")
+              help="Time for measuring steps at the start.")
 @click.option("--data", default="fashion-mnist", show_default=True, metavar="NAME", help="Data set.")
 @click.option("--model", default="mlp", show_default=True, type=click.Choice(["mlp", "softmax"]), help="Network.")
 @click.option("--hidden", default="256,128", show_default=True, callback=read_counts, metavar="N,...",
-              help="Widths of an mlp.")
+              help="Sizes of the hidden layers of an mlp.")
 @click.option("--batch", default=2048, show_default=True, type=click.IntRange(min=1), metavar="N",
-              help="Samples a step, over all ranks.")
+              help="Samples in a step, over all ranks together.")
 @click.option("--epochs", default=20, show_default=True, type=click.IntRange(min=1), metavar="N",
-              help="Which the learning rate's cosine spans; no run is longer.")
+              help="Epochs of the cosine schedule, and of the longest run.")
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(min=1), metavar="N",
-              help="BLAS and numba threads a rank.")
+              help="BLAS and numba threads of each rank.")
 def gossip(path: Path | None, plot: Path | None, results: Path | None, **options: Any) -> None:
-    """Time and bytes to an accuracy with gossip that exchanges every step or seldom. Start it under mpiexec."""
+    """Time and bytes to a target accuracy, with gossip at every step and less often. Start it with mpiexec."""
     from mpiddl.bench import gossip as module
     from mpiddl.bench import gossip_rows
     from mpiddl.bench.output import check_files, keep

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from mpiddl.cli.files import json_option
 from mpiddl.cli.sizes import parse_size, read_counts
 
 EPILOG = """
 \b
 "ideal" is the shortest step that the dependency graph allows: each bucket of the gradient is exchanged after it is complete and
-after the bucket before it. The last line says how much of the communication that can be hidden was.
+after the bucket before it. The last line says how much of the communication was hidden, and how much can be.
 
 \b
 Examples:
@@ -22,16 +23,19 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
+@json_option
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the timeline of the ideal step.")
 @click.option("--hidden", default="2048,2048", show_default=True, callback=read_counts, metavar="N,N,...",
-              help="Widths of the hidden layers.")
-@click.option("--batch-per-rank", default=1024, show_default=True, type=click.IntRange(min=1), metavar="N", help="Rows a rank.")
-@click.option("--bucket", default="", metavar="SIZE", help="Least size of a bucket, such as 2MiB.  [default: as a training's]")
-@click.option("--seconds", default=20.0, show_default=True, type=click.FloatRange(0, 86_400), metavar="S", help="Time.")
+              help="Sizes of the hidden layers.")
+@click.option("--batch-per-rank", default=1024, show_default=True, type=click.IntRange(min=1), metavar="N",
+              help="Rows of each rank in a step.")
+@click.option("--bucket", default="", metavar="SIZE",
+              help="Smallest size of a bucket, such as 2MiB.  [default: that of training]")
+@click.option("--seconds", default=20.0, show_default=True, type=click.FloatRange(0, 86_400), metavar="S",
+              help="Time for the measurement.")
 def overlap(path: Path | None, plot: Path | None, hidden: tuple[int, ...], batch_per_rank: int, bucket: str,
             seconds: float) -> None:
-    """How much communication is hidden behind the backward pass, and how much can be. Start it under mpiexec."""
+    """How much communication is hidden behind the backward pass, and how much can be. Start it with mpiexec."""
     from mpiddl.bench import overlap as module
     from mpiddl.bench.output import check_files, keep, show
     from mpiddl.strategies.choice import BUCKET_BYTES
@@ -43,5 +47,5 @@ def overlap(path: Path | None, plot: Path | None, hidden: tuple[int, ...], batch
         show("overlap", rows, ("p10", "p90", "sent_bytes"))
         print(module.sentence(found["overlap"]))
         if not found["thread"]:
-            print("no progress thread: the MPI library takes no calls from several threads")
+            print("no progress thread: the MPI library does not allow calls from several threads")
     keep(os.environ, "overlap", rows, path, plot, lambda file, title, rows: module.draw(file, found))

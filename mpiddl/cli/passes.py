@@ -1,4 +1,4 @@
-"""How far the estimated error of a decomposition has fallen: a bar where somebody watches, else a line after each pass."""
+"""How far the estimated error of a decomposition has fallen: a bar on a terminal, elsewhere a line after each pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def progress(tol: float) -> Lines | Bar:
-    """What suits standard error; a context that is told of every pass."""
+    """The progress display for standard error, as a context manager; call it after each pass."""
     width = terminal.columns()
     return Bar(tol, width) if width else Lines(tol)
 
@@ -61,7 +61,7 @@ class Bar:
         if self._task is None:
             self._bar.start()
             self._task = self._bar.add_task("", total=1.0)
-        text = f"{moment.passes:.1f} passes, error {moment.error:.1e}, expected {self.tol:g}"
+        text = f"{moment.passes:.1f} passes, error {moment.error:.1e}, target {self.tol:g}"
         self._bar.update(self._task, completed=done(moment.error, self.tol), description=text)
 
 

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import click
 
+from mpiddl.cli.files import json_option
+
 EPILOG = """
 \b
-"wanted" is the least ratio: a pull in 1.5 times what a copy takes; a push and a pull 6 times as fast as over gRPC; between
-nodes a pull within 15 % of the wire's time, and 95 % of the pulls from a rank that computes under twice an idle one.
+"wanted" is the ratio that mpiddl aims at. On one node a pull takes at most 1.5 times as long as a memory copy, and a push with
+a pull is at least 6 times as fast as over gRPC. Between nodes a pull takes at most 15 % longer than the wire needs, and 95 % of
+the pulls from a rank that computes take less than twice as long as from an idle one.
 
 \b
 Examples:
@@ -21,11 +24,12 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
-@click.option("--rate", metavar="RATE", help="What each link carries, e.g. 1gbit, instead of timing a message.")
-@click.option("--seconds", default=15.0, show_default=True, type=click.FloatRange(0, 86_400), metavar="S", help="Time.")
+@json_option
+@click.option("--rate", metavar="RATE", help="Rate of each link, such as 1gbit, instead of a measured one.")
+@click.option("--seconds", default=15.0, show_default=True, type=click.FloatRange(0, 86_400), metavar="S",
+              help="Time for the measurement.")
 def server(path: Path | None, rate: str | None, seconds: float) -> None:
-    """The one-sided parameter server: pulls against memory and wire, a push and a pull against gRPC (mpiddl[grpc])."""
+    """One-sided parameter server: pulls against memory and wire, pushes and pulls against gRPC (pip install mpiddl[grpc])."""
     from mpiddl.bench import server as module
     from mpiddl.bench.output import check_files, keep, show
 
@@ -34,5 +38,5 @@ def server(path: Path | None, rate: str | None, seconds: float) -> None:
     if rows:
         show("parameter server", rows, ("p10", "p90", "wanted"))
         if find_spec("grpc") is None:
-            click.echo("gRPC: not installed, so not compared; pip install 'mpiddl[grpc]'")
+            click.echo("gRPC: not installed, so not compared. Install it with: pip install 'mpiddl[grpc]'")
     keep(os.environ, "parameter server", rows, path)

@@ -1,4 +1,4 @@
-"""What options of several commands take: numbers of bytes as people write them, lists of counts and shares, and seconds."""
+"""Values that options of several commands accept: sizes in bytes, lists of counts and shares, seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 1
 
 
 def parse_size(text: str, name: str) -> int:
-    """Bytes from a text such as 256KiB; ``name`` is what errors call it."""
+    """Bytes from a text such as 256KiB; errors name the option ``name``."""
     digits = text.rstrip("BbIiKkMmGg")
     unit = text[len(digits) :].upper()
     try:

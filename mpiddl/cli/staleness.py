@@ -9,19 +9,20 @@ from typing import Any
 
 import click
 
+from mpiddl.cli.files import json_option
 from mpiddl.cli.sizes import read_counts
 from mpiddl.errors import UsageError
 from mpiddl.launch import promise
 
 EPILOG = """
 \b
-Each rule's rate is chosen first, on rows held back from training. Differences are those of runs with the same seed, with 95 %
-intervals. The first rule is wanted above the best of the others from 8 workers on, and within 0.3, 0.8 and 2 points of
-sequential momentum SGD at 8, 16 and 32; "?" means that the interval leaves it open whether that came.
+First the learning rate of each rule is chosen on validation rows. Differences are between runs with the same seed, with 95 %
+confidence intervals. The aims: from 8 workers on the first rule is better than all others, and at 8, 16 and 32 workers it
+is within 0.3, 0.8 and 2 points of sequential SGD with momentum. "?" means that the interval does not decide it.
 
 \b
-A study takes hours. Finished runs are kept in --results: started again it goes on where it was stopped, and another study
-takes what it has in common with it.
+A study takes hours. Finished runs are kept in --results. A study that is started again continues from there, and another study
+uses the runs that both have in common.
 
 \b
 Examples:
@@ -29,7 +30,7 @@ Examples:
   mpiddl bench staleness --rules ddc-asgd,asgd --workers 8 --patterns equal --seeds 2
   mpiddl bench staleness --rules ddc-asgd,ddc-asgd:damping=0,ddc-asgd:strength=0,growth=0
   mpiddl bench staleness --data cifar10 --results cifar10.jsonl
-  mpiddl bench staleness --show                                                 what the runs say so far
+  mpiddl bench staleness --show                                                 the results so far
 """
 
 
@@ -61,26 +62,33 @@ _rates, _words = _list(float, "numbers"), _list(str, "words")
 
 @click.command(epilog=EPILOG)
 @click.option("--rules", default="ddc-asgd,dc-asgd-momentum,dc-asgd-a,staleness-aware,dana,asgd", show_default=True,
-              callback=_rules, metavar="RULE,...", help="Parameter servers of docs/strategies.md; the first is compared.")
-@click.option("--workers", default="4,8,16,32", show_default=True, callback=read_counts, metavar="N,...", help="How many.")
+              callback=_rules, metavar="RULE,...",
+              help="Parameter servers (docs/strategies.md). The first is compared with the others.")
+@click.option("--workers", default="4,8,16,32", show_default=True, callback=read_counts, metavar="N,...",
+              help="Numbers of workers.")
 @click.option("--patterns", default="equal,spread,straggler", show_default=True, callback=_words, metavar="NAME,...",
-              help="Speeds of the workers: alike; 1 to 4 times as slow; one 8 times as slow.")
-@click.option("--seeds", default=5, show_default=True, metavar="N", help="Runs of each.")
-@click.option("--epochs", default=6, show_default=True, metavar="N", help="Samples in all, by training rows.")
+              help="Speeds of the workers: equal, 1 to 4 times as slow, or one worker 8 times as slow.")
+@click.option("--seeds", default=5, show_default=True, metavar="N", help="Runs of each case.")
+@click.option("--epochs", default=6, show_default=True, metavar="N",
+              help="Passes over the training rows, by all workers together.")
 @click.option("--grid", default="0.01,0.0141,0.02,0.0283,0.04,0.0566,0.08,0.113,0.16,0.226,0.32,0.453,0.64", show_default=True,
-              callback=_rates, metavar="X,...", help="Rates to choose from; with momentum mu, divided by 1 - mu.")
-@click.option("--tune-workers", default=8, show_default=True, metavar="N", help="Workers with which rates are chosen.")
+              callback=_rates, metavar="X,...",
+              help="Steps to choose from. With momentum mu the learning rate is 1 - mu times the step.")
+@click.option("--tune-workers", default=8, show_default=True, metavar="N",
+              help="Number of workers with which the learning rates are chosen.")
 @click.option("--data", default="fashion-mnist", show_default=True, metavar="NAME", help="Data set.")
-@click.option("--hidden", default="256,128", show_default=True, callback=read_counts, metavar="N,...", help="Widths.")
-@click.option("--batch", default=32, show_default=True, metavar="N", help="Samples of a worker's step.")
-@click.option("--jobs", default=0, metavar="N", help="Processes, each of one thread.  [default: cores]")
+@click.option("--hidden", default="256,128", show_default=True, callback=read_counts, metavar="N,...",
+              help="Sizes of the hidden layers.")
+@click.option("--batch", default=32, show_default=True, metavar="N", help="Samples in a step of one worker.")
+@click.option("--jobs", default=0, metavar="N", help="Number of processes, with one thread each.  [default: cores]")
 @click.option("--results", default="staleness.jsonl", show_default=True, type=click.Path(path_type=Path), metavar="FILE",
-              help="Finished runs; made, or added to.")
-@click.option("--show", "only", is_flag=True, help="Run nothing; show what the finished runs say.")
-@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw accuracy over workers.")
+              help="File of finished runs, created or extended.")
+@click.option("--show", "only", is_flag=True, help="Run nothing. Show the results of the finished runs.")
+@json_option
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
+              help="Also draw accuracy against the number of workers.")
 def staleness(data: str, jobs: int, results: Path, only: bool, path: Path | None, plot: Path | None, **options: Any) -> None:
-    """What late gradients cost: accuracy by rule, workers and their speeds, in simulated time. Start it alone."""
+    """Accuracy with stale gradients, by update rule and number of workers, in simulated time. Start it without mpiexec."""
     from mpiddl.bench import staleness as module
     from mpiddl.bench import staleness_rows
     from mpiddl.bench.journal import Journal
@@ -106,10 +114,10 @@ def staleness(data: str, jobs: int, results: Path, only: bool, path: Path | None
         rows = (module.rows(study, runner, journal) if only else
                 module.run(study, runner, journal, jobs or len(cores().ids), say))
     except KeyboardInterrupt:
-        say(f"{len(journal)} runs are in {results}; the same command goes on from there")
+        say(f"{len(journal)} runs are in {results}. The same command continues from there")
         raise
     if not rows:
-        say(f"{results}: no two runs yet that can be compared")
+        say(f"{results}: there are no two runs yet that can be compared")
         return
     staleness_rows.show(rows)
     if path:

@@ -25,25 +25,28 @@ PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 \b
 Examples:
   mpiddl testbed run --hosts 4 --ranks-per-host 2 --rate 200mbit -- python program.py
-  mpiddl testbed up --hosts 3 --rate 1gbit        a cluster that stays
+  mpiddl testbed up --hosts 3 --rate 1gbit        a cluster that runs until `down`
   mpiddl testbed run --ranks-per-host 2 -- mpiddl train --data digits
-  mpiddl testbed exec h1 bash                     look around on a host; on the login node: exec login
-  mpiddl testbed kill-host h3                     a node dies
+  mpiddl testbed exec h1 bash                     a shell on host h1 (or: exec login bash)
+  mpiddl testbed kill-host h3                     host h3 fails
   mpiddl testbed down
 """)
 def testbed() -> None:
-    """A cluster of several hosts on this machine, for any MPI program.
+    """Several hosts on this machine, as a test cluster for any MPI program.
 
-    Each host has its own network, hostname, shared memory, processes, /proc, /sys, /dev/shm and /run; the disk is shared, as
-    with NFS. Links are shaped to a rate and count their bytes. Needs Linux, iproute2 and either root or user namespaces.
+    Each host has its own network, hostname, shared memory, processes, /proc, /sys, /dev/shm and /run. All hosts share the disk,
+    as with NFS. Each link has a rate and counts its bytes. This needs Linux, iproute2, and root or user namespaces.
     """
 
 
 def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--slurm", is_flag=True, help="Also start Slurm on the hosts. Needs root and Debian's packages."),
-        click.option("--loss", default="0%", show_default=True, metavar="SHARE", help="Packets to each host that get lost."),
-        click.option("--rate", metavar="RATE", help="What each link carries each way: 200mbit. Unlimited if not given."),
+        click.option("--slurm", is_flag=True,
+                     help="Also start Slurm on the hosts. This needs root and the Slurm packages of Debian."),
+        click.option("--loss", default="0%", show_default=True, metavar="SHARE",
+                     help="Share of the packets to each host that are lost."),
+        click.option("--rate", metavar="RATE",
+                     help="Rate of each link in each direction, such as 200mbit.  [default: no limit]"),
     ):
         command = option(command)
     return command
@@ -57,7 +60,7 @@ def _name(context: click.Context, parameter: click.Parameter, name: str) -> str:
 
 
 _NAME = click.option("--name", default="default", callback=_name, show_default=True, metavar="NAME",
-                     help="Which cluster, if you want several.")  # fmt: skip
+                     help="Name of the cluster, if there are several.")  # fmt: skip
 
 
 @testbed.command(context_settings=PROGRAM, epilog="""
@@ -69,24 +72,28 @@ Examples:
   mpiddl testbed run --hosts 2 --slurm -- srun -n 4 --mpi=pmi2 mpiddl doctor
 
 \b
-The exit code is the program's; 124 if it did not end within --limit.
+The exit code is that of the program, or 124 if it did not end within --limit.
 """)
 @click.argument("command", nargs=-1, required=True, metavar="-- PROGRAM [ARGUMENTS]")
-@click.option("--hosts", type=int, metavar="N", help="A cluster for this run alone; without it, the one that `up` brought up.")
+@click.option("--hosts", type=int, metavar="N",
+              help="Start a cluster of N hosts for this run.  [default: the cluster that `up` started]")
 @_cluster_options
-@click.option("--ranks-per-host", default="1", show_default=True, metavar="N[,N,...]", help="One number, or one for each host.")
+@click.option("--ranks-per-host", default="1", show_default=True, metavar="N[,N,...]",
+              help="Ranks on each host: one number, or one for each host.")
 @click.option("--map", "order", default="by-slot", show_default=True, metavar="by-slot|round-robin",
-              help="Ranks host by host, or one on each host in turn.")
-@click.option("--mpi", metavar="openmpi|mpich", help="Whose mpiexec; by default the one beside this Python, else on the PATH.")
+              help="Order of the ranks: host by host, or one on each host in turn.")
+@click.option("--mpi", metavar="openmpi|mpich",
+              help="MPI library of the mpiexec.  [default: that of this Python, or the one in PATH]")
 @click.option("--mpiexec-args", default="", metavar="'...'", help="More arguments for mpiexec.")
-@click.option("--limit", type=float, metavar="SECONDS", help="End the program after so long.")
-@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write code, seconds and bytes.")
+@click.option("--limit", type=float, metavar="SECONDS", help="End the program after this time.")
+@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE",
+              help="Also write exit code, seconds and bytes to FILE, as JSON.")
 @_NAME
 def run(command: tuple[str, ...], hosts: int | None, rate: str | None, loss: str, slurm: bool, ranks_per_host: str,
         path: Path | None, limit: float | None, name: str, **options: Any) -> None:
-    """Run an MPI program over all hosts, and report what each link carried.
+    """Run an MPI program on all hosts, and report the bytes on each link.
 
-    The program has your environment, folder and disk. Nothing of the cluster is left when it ends, however it ends.
+    The program has your environment, folder and disk. When it ends, in whatever way, nothing of the cluster remains.
     """
     if limit is not None and not limit > 0:
         raise UsageError(f"limit: got {limit:g}, expected seconds above 0")
@@ -155,11 +162,11 @@ def _write(path: Path, result: Result) -> None:
 
 
 @testbed.command()
-@click.option("--hosts", default=4, show_default=True, metavar="N", help="How many; they are called h1, h2, ...")
+@click.option("--hosts", default=4, show_default=True, metavar="N", help="Number of hosts. Their names are h1, h2, ...")
 @_cluster_options
 @_NAME
 def up(hosts: int, rate: str | None, loss: str, slurm: bool, name: str) -> None:
-    """Bring up a cluster that stays until `down`, also after you log out."""
+    """Start a cluster that runs until `down`, also after you log out."""
     from mpiddl.testbed import Testbed
     from mpiddl.testbed.plan import show_rate
 
@@ -191,17 +198,18 @@ def exec(host: str, command: tuple[str, ...], name: str) -> None:
 @click.argument("rate")
 @_NAME
 def rate(rate: str, name: str) -> None:
-    """Give all links another RATE, each way: 200mbit, 1gbit, or none for as fast as can be."""
+    """Change the RATE of all links, in each direction: 200mbit, 1gbit, or none for no limit."""
     with _bed(None, None, "", False, name) as bed:
         bed.set_rate(rate)
 
 
 @testbed.command("kill-host")
 @click.argument("host")
-@click.option("--silently", is_flag=True, help="Cut its cable first: the others do not hear of its end.")
+@click.option("--silently", is_flag=True,
+              help="Cut the link first, so that the other hosts are not told that the processes ended.")
 @_NAME
 def kill_host(host: str, silently: bool, name: str) -> None:
-    """Kill HOST: all its processes end at once, and its link is gone."""
+    """Kill HOST: all its processes end at once, and its link goes down."""
     with _bed(None, None, "", False, name) as bed:
         bed.kill_host(host, silently)
 
@@ -210,7 +218,7 @@ def kill_host(host: str, silently: bool, name: str) -> None:
 @click.argument("host")
 @_NAME
 def boot(host: str, name: str) -> None:
-    """Start HOST again after kill-host: the same name and address, a new boot id."""
+    """Start HOST again after kill-host, with the same name and address and a new boot id."""
     with _bed(None, None, "", False, name) as bed:
         bed.boot(host)
 
@@ -218,7 +226,7 @@ def boot(host: str, name: str) -> None:
 @testbed.command()
 @_NAME
 def status(name: str) -> None:
-    """Which hosts are up, and what their links have carried."""
+    """Show which hosts are up, and the bytes on their links."""
     from mpiddl.testbed.plan import show_rate
 
     with _bed(None, None, "", False, name) as bed:
@@ -232,7 +240,7 @@ def status(name: str) -> None:
 @testbed.command()
 @_NAME
 def down(name: str) -> None:
-    """Take the cluster down, with all that runs on it."""
+    """Stop the cluster and everything that runs on it."""
     from mpiddl.testbed.standing import standing
 
     standing(name).end()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from mpiddl.cli.files import json_option
 from mpiddl.cli.sizes import read_seconds, read_sizes
 from mpiddl.errors import UsageError
 
@@ -29,23 +30,27 @@ def _calls(context: click.Context, parameter: click.Parameter, value: str) -> tu
 
 @click.command(epilog="""
 \b
-The table is a TOML file, for people to read and to share: each entry says on which cluster, processor, MPI library and
-node map it was measured, and counts only there. mpiddl.Communicator and the strategies look for it in MPIDDL_TUNE, or
-else in ~/.config/mpiddl/tune.toml.
+The table is a TOML file that people can read and share. Each entry names the cluster, processor, MPI library and node map on
+which it was measured, and is used only there. mpiddl.Communicator and the strategies read the file that MPIDDL_TUNE names, or
+~/.config/mpiddl/tune.toml.
 \b
 Examples:
-  srun -N 4 -n 8 mpiddl tune                            once for each node map and MPI library that you use
-  mpiexec -n 4 mpiddl tune --out team.toml --seconds 3  for others: export MPIDDL_TUNE=$PWD/team.toml
-  mpiexec -n 4 mpiddl tune --show                       what is chosen here, and why
+  srun -N 4 -n 8 mpiddl tune                            once for each node map and MPI library
+  mpiexec -n 4 mpiddl tune --out team.toml --seconds 3  for a team: export MPIDDL_TUNE=$PWD/team.toml
+  mpiexec -n 4 mpiddl tune --show                       print the chosen algorithms, and why
 """)
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="The table; by default the user's own.")
-@click.option("--calls", default=",".join(CALLS), callback=_calls, metavar="NAME,...", help="Which calls. [default: all]")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
+              help="Table to write.  [default: ~/.config/mpiddl/tune.toml]")
+@click.option("--calls", default=",".join(CALLS), callback=_calls, metavar="NAME,...",
+              help="MPI calls to measure.  [default: all]")
 @click.option("--sizes", default="1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB", show_default=True, callback=read_sizes,
-              metavar="N,N,...", help="Bytes in all.")
-@click.option("--seconds", default=1.0, show_default=True, callback=read_seconds, metavar="S", help="For each call and size.")
-@click.option("--show", "only", is_flag=True, help="Measure nothing; print what is chosen here and why.")
+              metavar="N,N,...", help="Total sizes in bytes.")
+@click.option("--seconds", default=1.0, show_default=True, callback=read_seconds, metavar="S",
+              help="Time for each call and size.")
+@click.option("--show", "only", is_flag=True,
+              help="Measure nothing. Print the algorithm for each call and size, and the reason.")
 def tune(out: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], seconds: float, only: bool) -> None:
-    """Measure which algorithm is fastest here, for every call and size. Start it under mpiexec or srun."""
+    """Find the fastest algorithm for each MPI call and size on this cluster. Start it with mpiexec or srun."""
     from mpiddl.bench import communicator as module
     from mpiddl.tuning.place import table_path
 
@@ -53,7 +58,7 @@ def tune(out: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], secon
     if only:
         text = module.describe(os.environ, path, calls, sizes)
     elif path is None:
-        raise UsageError("out: there is no home folder for the user's own table; expected --out FILE")
+        raise UsageError("out: got no home folder for the table, expected --out FILE")
     else:
         table = module.tune(os.environ, path, calls, sizes, seconds, lambda line: click.echo(line))
         text = f"table: {path}, {len(table.entries)} entries" if table is not None else ""
@@ -63,21 +68,24 @@ def tune(out: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], secon
 
 @click.command("communicator", epilog="""
 \b
-"chosen" is what the communicator took, "best" the fastest of all that were taken by force, the library's own among them.
+"chosen" is the algorithm that the communicator selected. "best" is the fastest of all algorithms, including
+that of the MPI library. Each of them is forced in turn.
 \b
 Examples:
   mpiexec -n 2 mpiddl bench communicator --calls allreduce --sizes 8B,1KiB,64KiB,4MiB
   mpiddl testbed run --hosts 4 --ranks-per-host 2 --rate 200mbit -- mpiddl bench communicator --sizes 1KiB,1MiB
 """)
-@click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE", help="Also write environment and rows.")
+@json_option
 @click.option("--calls", default="allreduce,bcast,allgather", callback=_calls, show_default=True, metavar="NAME,...",
-              help="Which calls.")
+              help="MPI calls to measure.")
 @click.option("--sizes", default="8B,1KiB,16KiB,256KiB,1MiB,16MiB", show_default=True, callback=read_sizes, metavar="N,N,...",
-              help="Bytes in all.")
-@click.option("--seconds", default=2.0, show_default=True, callback=read_seconds, metavar="S", help="For each call and size.")
-@click.option("--table", type=click.Path(path_type=Path), metavar="FILE", help="Of mpiddl tune; by default the user's own.")
+              help="Total sizes in bytes.")
+@click.option("--seconds", default=2.0, show_default=True, callback=read_seconds, metavar="S",
+              help="Time for each call and size.")
+@click.option("--table", type=click.Path(path_type=Path), metavar="FILE",
+              help="Table of mpiddl tune.  [default: ~/.config/mpiddl/tune.toml]")
 def communicator(path: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], seconds: float, table: Path | None) -> None:
-    """mpiddl.Communicator against the bare MPI library. Start it under mpiexec."""
+    """mpiddl.Communicator against the MPI library alone. Start it with mpiexec."""
     from mpiddl.bench import communicator as module
     from mpiddl.bench.output import check_files, keep, show
 
