@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 
 HERE = Path(__file__).parent
+TITLE = "Speed of mpiddl relative to alternatives"
 WIDTH, ROW, LEFT, RIGHT, TOP = 860, 30, 300, 150, 56
 
 
@@ -22,9 +23,9 @@ def drawing(table: list[tuple[str, float, str]]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="13">',
-        "<title>Speed of mpiddl relative to alternatives</title>",
+        f"<title>{TITLE}</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        '<text x="20" y="28" fill="#333" font-weight="600">Speed of mpiddl relative to alternatives (dashed line: equal)</text>',
+        f'<text x="20" y="28" fill="#333" font-weight="600">{TITLE} (dashed line: equal)</text>',
     ]
     for number, (task, times, other) in enumerate(table):
         y = TOP + ROW * number
@@ -32,10 +33,11 @@ def drawing(table: list[tuple[str, float, str]]) -> str:
         parts += [
             f'<text x="{LEFT - 12}" y="{y + 15}" text-anchor="end" fill="#333">{escape(task)}</text>',
             f'<rect x="{LEFT}" y="{y}" width="{unit * times:.1f}" height="21" rx="3" fill="#3b7dd8"/>',
-            f'<text x="{end + 8:.1f}" y="{y + 15}" fill="#333"><tspan font-weight="600">{times:g}</tspan> x {escape(other)}</text>',
+            f'<text x="{end + 8:.1f}" y="{y + 15}" fill="#333"><tspan font-weight="600">{times:g}</tspan> x {escape(other)}'
+            "</text>",
         ]
-    x = LEFT + unit
-    parts += [f'<line x1="{x:.1f}" y1="{TOP - 8}" x2="{x:.1f}" y2="{height - 14}" stroke="#c33" stroke-dasharray="4 3"/>', "</svg>"]
+    equal = f'x1="{LEFT + unit:.1f}" y1="{TOP - 8}" x2="{LEFT + unit:.1f}" y2="{height - 14}"'
+    parts += [f'<line {equal} stroke="#c33" stroke-dasharray="4 3"/>', "</svg>"]
     return "\n".join(parts) + "\n"
 
 

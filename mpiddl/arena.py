@@ -109,9 +109,9 @@ class Arena:
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
             raise ShapeError(f"size: got {size!r}, expected a number of elements")
         if name in self._private or name in self._memory:
-            raise UsageError(f"name: got {name!r}, which is in this arena already; expected a new name")
+            raise UsageError(f"name: got {name!r}, which this arena already has; expected a new name")
 
     def _find(self, where: dict[str, Any], name: str) -> Any:
         if name not in where:
-            raise UsageError(f"name: got {name!r}, expected one of the shared buffers {', '.join(where) or '(there are none)'}")
+            raise UsageError(f"name: got {name!r}, expected one of the shared buffers: {', '.join(where) or 'there are none'}")
         return where[name]

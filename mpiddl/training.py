@@ -155,7 +155,7 @@ def _enough_memory() -> Iterator[None]:
         yield
     except MemoryError as error:
         detail = f" ({error})" if str(error) else ""
-        raise UsageError(f"out of memory{detail}; expected a smaller network (hidden) or batch, or fewer rows a rank") from None
+        raise UsageError(f"out of memory{detail}; try a smaller network (hidden), a smaller batch, or more ranks") from None
 
 
 def _run(link: Any, control: Any, session: Session) -> Result:

@@ -239,6 +239,6 @@ def _mean(comm: Comm, array: np.ndarray) -> np.ndarray:
 def _check_loss(line: dict[str, Any]) -> None:
     if line["loss"] is None:
         raise ConvergenceError(
-            f"step {line['step']}: the loss is no longer a finite number: {DIVERGED} at rate {line['rate']:g}; "
-            "expected a smaller rate, a warm-up or clip"
+            f"step {line['step']}: the loss is not finite: {DIVERGED} at rate {line['rate']:g}; "
+            "try a smaller rate, a warm-up or clip"
         )

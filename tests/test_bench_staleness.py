@@ -204,7 +204,7 @@ def test_what_a_process_does_comes_back():
 
 
 def test_a_process_that_ends_is_told():
-    with Pool(os._exit, 2) as pool, pytest.raises(MpiddlError, match="3: its process has ended with 3"):
+    with Pool(os._exit, 2) as pool, pytest.raises(MpiddlError, match="3: its process ended with exit code 3"):
         list(pool.results([3]))
 
 

@@ -220,7 +220,7 @@ def test_packed_by_what_is_no_number(value, tmp_path):
     ("settings", "message"),
     [
         ({"mask": "land.txt"}, "mask: got 'land.txt', expected auto, or an .npy file"),
-        ({"mask": "{}/short.npy"}, r"short.npy holds float64 of shape \(5,\), expected numbers of a row's shape, \(4, 6\)"),
+        ({"mask": "{}/short.npy"}, r"short.npy holds float64 of shape \(5,\), expected numbers with the shape of a row"),
         ({"column_weights": "{}/minus.npy"}, "minus.npy holds NaN, infinity or negative numbers"),
         ({"column_weights": "auto"}, "column_weights: got 'auto', expected an .npy file"),
         ({"mask": "{}/zero.npy"}, "all 24 columns are left out"),

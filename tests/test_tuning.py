@@ -121,7 +121,7 @@ def test_bytes_and_folders_are_no_tables(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="not text"):
         read_table(path)
-    with pytest.raises(UsageError, match="no regular file; expected one that mpiddl tune has written"):
+    with pytest.raises(UsageError, match="got no regular file, expected a file of mpiddl tune"):
         read_table(tmp_path)
 
 

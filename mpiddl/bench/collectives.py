@@ -64,7 +64,7 @@ def _dtype(name: str) -> np.dtype:
     try:
         kind = np.dtype(name)
     except (TypeError, ValueError):
-        raise UsageError(f"dtype: got {name!r}, expected a name of numpy's, such as float32") from None
+        raise UsageError(f"dtype: got {name!r}, expected a numpy dtype such as float32") from None
     flat("dtype", np.empty(0, kind))
     return kind
 
@@ -181,7 +181,7 @@ def _ours(comm: Any, call: Callable[[], Any]) -> Contender:
 def _check(comm: Any, name: str, found: np.ndarray, wanted: np.ndarray) -> None:
     """Sums of small integers have no rounding: nothing but equality will do."""
     if not all(comm.allgather(bool(np.array_equal(found, wanted)))):
-        raise MpiddlError(f"bench: {name} has another result than the library; nothing was measured")
+        raise MpiddlError(f"bench: {name} has a different result from the MPI library; nothing was measured")
 
 
 def _rows(case: str, contenders: dict[str, Contender], size: int, given: float | None,

@@ -70,11 +70,11 @@ def run(env: Any, hidden: Sequence[int], batches: Sequence[int], strategies: Seq
     found = {name: make_strategy(name) for name in strategies}
     for name, strategy in found.items():
         if not strategy.lockstep:
-            raise UsageError(f"strategy: got {name!r}, expected one whose ranks take the same steps, such as delayed:delay=1")
+            raise UsageError(f"strategy: got {name!r}, expected a synchronous strategy, such as delayed:delay=1")
     link = connect(env=env)
     with failing_together(link):
         if link.size == 1:
-            raise UsageError("bench delayed: got one rank, expected two or more: start it under mpiexec")
+            raise UsageError("bench delayed: got 1 rank, expected 2 or more: start it with mpiexec")
         for strategy in found.values():
             strategy.check(link.size)
         rows = [row for batch in batches for row in _case(link, (784, *hidden, 10), batch, found, steps, seconds)]

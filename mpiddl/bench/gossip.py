@@ -54,7 +54,7 @@ class Study:
         for name in ("strategies", "targets"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
-                raise UsageError(f"{name}: got {','.join(map(str, values)) or 'none'}, expected one or more, each once")
+                raise UsageError(f"{name}: got {','.join(map(str, values)) or 'none'}, expected one or more different values")
         self.contenders()
 
     def contenders(self) -> list[Contender]:
@@ -89,7 +89,7 @@ def run(env: Any, study: Study, results: Path | None, say: Callable[[str], None]
     link = connect(env=env)
     with failing_together(link):
         if link.size == 1:
-            raise UsageError("bench gossip: got one rank, expected two or more: start it under mpiexec")
+            raise UsageError("bench gossip: got 1 rank, expected 2 or more: start it with mpiexec")
         runner = Runner(link, study.job(), study.every, max(study.targets), search_path(env))
         tell = say if link.rank == 0 else lambda text: None
         rows = _compared(runner, study, results, tell)
@@ -129,7 +129,7 @@ def _outcome(runner: Runner, contender: Contender, seed: int, journal: Journal |
     factor = max(outcome["wire"], rhythm.wire) / max(min(outcome["wire"], rhythm.wire), 1.0)
     if factor > SAME_LINKS:
         raise UsageError(f"results: got runs over links of {outcome['wire'] / 1e6:.0f} Mbit/s, these carry "
-                         f"{rhythm.wire / 1e6:.0f}; expected another file for them")
+                         f"{rhythm.wire / 1e6:.0f}; expected another file for these runs")
     return outcome
 
 

@@ -50,7 +50,7 @@ def check_files(path: Path | None, plot: Path | None = None) -> None:
         if file is not None:
             check_writable(name, file)
     if plot is not None and plot.suffix.lower() not in PICTURES:
-        raise UsageError(f"plot: got {plot.name!r}, expected a name that ends in one of {', '.join(PICTURES)}")
+        raise UsageError(f"plot: got {plot.name!r}, expected a file name with one of the endings {', '.join(PICTURES)}")
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise UsageError("plot: matplotlib is not installed; pip install 'mpiddl[plot]'")
 

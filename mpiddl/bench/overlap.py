@@ -153,7 +153,7 @@ class Bench:
 
 def _measured(comm: Any, sizes: tuple[int, ...], batch: int, seconds: float, bucket_bytes: int) -> dict[str, Any]:
     if comm.size == 1:
-        raise UsageError("bench overlap: got one rank, expected two or more: start it under mpiexec")
+        raise UsageError("bench overlap: got 1 rank, expected 2 or more: start it with mpiexec")
     bench = Bench(comm, sizes, batch, bucket_bytes)
     sent = lambda: comm.meter.bytes  # noqa: E731
     contenders = {

@@ -83,7 +83,7 @@ def write_large(path: Path, n: int = 1_000_000, d: int = 4096) -> Path:
 def large(search: Sequence[str]) -> np.ndarray:
     """The large file, mapped, from the last place of ``search``."""
     if not search:
-        raise UsageError("folder: got none, expected --folder DIR with 16 GB of room, where the large file lies or is made")
+        raise UsageError("folder: got none, expected --folder DIR with 16 GB of free space for the large file")
     return np.load(write_large(Path(search[-1]) / "mpiddl-large.npy"), mmap_mode="r")
 
 

@@ -87,7 +87,7 @@ class Pool(Generic[Task]):
             self._processes[pipe].join(1)
             code = self._processes[pipe].exitcode
             hint = " (out of memory? fewer --jobs take less)" if code == -signal.SIGKILL else ""
-            raise MpiddlError(f"{task}: its process has ended with {code}{hint}") from None
+            raise MpiddlError(f"{task}: its process ended with exit code {code}{hint}") from None
         if trouble:
             raise MpiddlError(f"{task}: {trouble}")
         return answer

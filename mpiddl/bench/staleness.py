@@ -50,7 +50,7 @@ class Study:
         for name in ("rules", "workers", "patterns", "grid", "hidden"):
             values = getattr(self, name)
             if not values or (name != "hidden" and len(set(values)) < len(values)):
-                raise UsageError(f"{name}: got {','.join(map(str, values)) or 'none'}, expected one or more, each once")
+                raise UsageError(f"{name}: got {','.join(map(str, values)) or 'none'}, expected one or more different values")
         for rule in self.rules:
             read_rule(rule)
         for pattern in self.patterns:

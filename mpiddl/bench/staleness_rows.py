@@ -115,7 +115,7 @@ def draw(path: Path, data: str, rows: Rows) -> None:
 
     against = [row for row in rows if row["baseline"] == SEQUENTIAL]
     if not against:
-        raise UsageError("plot: no run of the sequential reference has been finished, expected one to draw the others beside")
+        raise UsageError("plot: there is no finished run of the sequential reference, expected one to compare with")
     patterns = list(dict.fromkeys(row["pattern"] for row in against))
     figure = Figure(figsize=(1 + 4.5 * len(patterns), 4.5), layout="constrained")
     grid = figure.subplots(1, len(patterns), sharey=True, squeeze=False)[0]

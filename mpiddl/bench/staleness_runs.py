@@ -120,7 +120,7 @@ def read_rule(text: str) -> ParameterServer:
     if not isinstance(rule, ParameterServer):
         raise UsageError(f"rules: got {text!r}, expected parameter servers such as asgd or ddc-asgd")
     if rule.communication == ONE_SIDED:
-        raise UsageError(f"rules: got {text!r}, expected two-sided communication: time is simulated")
+        raise UsageError(f"rules: got {text!r}, expected two-sided communication, because time is simulated")
     if rule.servers > SHARDS:
         raise UsageError(f"rules: got {text!r}, expected at most {SHARDS} servers")
     return rule
@@ -153,7 +153,7 @@ def cut(data: Data) -> Parts:
         raise UsageError(f"data: got {data.name} without {'test rows' if data.classes else 'classes'}, expected both")
     kept, held = hold_out(data.train, VALIDATION)
     if held is None:
-        raise UsageError(f"data: got {data.name} with one row to train on, expected two or more")
+        raise UsageError(f"data: got {data.name} with 1 training row, expected 2 or more")
     source, test = _in_memory(kept, data.classes), _in_memory(data.test, data.classes)
     tuning, tested = (Data(data.name, source, rows, data.classes, data.features) for rows in (None, test))
     ((x, y),) = source.read([range(kept.n)])

@@ -77,7 +77,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 
 def _folder(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
     if value == "":
-        raise UsageError(f"{parameter.name}: got an empty name (an unset variable?), expected a folder")
+        raise UsageError(f"{parameter.name}: got an empty name, expected a folder (is a variable unset?)")
     return None if value is None else Path(value)
 
 

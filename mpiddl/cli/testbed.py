@@ -98,7 +98,7 @@ def run(command: tuple[str, ...], hosts: int | None, rate: str | None, loss: str
     if limit is not None and not limit > 0:
         raise UsageError(f"limit: got {limit:g}, expected seconds above 0")
     if hosts is None and (rate or slurm or loss != "0%"):
-        raise UsageError("run: --rate, --loss and --slurm came without --hosts, which they need: they belong to a new cluster")
+        raise UsageError("run: --rate, --loss and --slurm need --hosts, because they describe a new cluster")
     _check_run(path, slurm, ranks_per_host, options)
     end_on_signals()
     with _bed(hosts, rate, loss, slurm, name) as bed:
@@ -125,7 +125,7 @@ def _check_run(path: Path | None, slurm: bool, ranks_per_host: str, options: dic
               "--mpiexec-args": options["mpiexec_args"]}  # fmt: skip
     if slurm and any(theirs.values()):
         given = ", ".join(name for name, came in theirs.items() if came)
-        raise UsageError(f"run: {given} came with --slurm, where the program is srun's: -- srun -N2 -n4 --mpi=pmix PROGRAM")
+        raise UsageError(f"run: {given} does not go with --slurm, where srun starts ranks: -- srun -n4 --mpi=pmix PROGRAM")
     if path:
         check_writable("json", path)
 

@@ -270,7 +270,7 @@ def flat_pair(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> tuple[np.n
         raise ShapeError(f"recvbuf: got {_shape(result)}, expected {_shape(source)} as in sendbuf")
     if source is not result and np.may_share_memory(source, result) and source.size:
         if source.ctypes.data != result.ctypes.data:
-            raise ShapeError("sendbuf and recvbuf: they overlap; expected two buffers, or IN_PLACE as sendbuf")
+            raise ShapeError("sendbuf and recvbuf: got overlapping buffers, expected separate ones, or IN_PLACE as sendbuf")
         return result, result
     return source, result
 
@@ -280,15 +280,15 @@ def flat(name: str, array: Any, writable: bool = False) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise ShapeError(f"{name}: got {type(array).__name__}, expected a numpy array")
     if isinstance(array, np.ma.MaskedArray):
-        raise ShapeError(f"{name}: got a masked array, whose mask would be lost; array.filled(0) makes one without")
+        raise ShapeError(f"{name}: got a masked array, expected one without a mask: array.filled(0)")
     if not array.flags.c_contiguous:
-        raise ShapeError(f"{name}: got an array whose elements do not lie one behind the other; np.ascontiguousarray makes one")
+        raise ShapeError(f"{name}: got an array that is not contiguous, expected a contiguous one: np.ascontiguousarray(array)")
     if not array.flags.aligned:
-        raise ShapeError(f"{name}: got an array whose elements lie off their boundaries; array.copy() makes one that fits")
+        raise ShapeError(f"{name}: got an array that is not aligned, expected an aligned one: array.copy()")
     if writable and not array.flags.writeable:
-        raise ShapeError(f"{name}: got an array that must not be written, expected one to hold the result")
+        raise ShapeError(f"{name}: got a read-only array, expected a writable one for the result")
     if array.dtype.char not in REDUCED or not array.dtype.isnative:
-        raise UsageError(f"{name}: got dtype {array.dtype}, expected integers, floats or complex numbers that MPI has too")
+        raise UsageError(f"{name}: got dtype {array.dtype}, expected integers, floats or complex numbers that MPI has")
     plain = array if type(array) is np.ndarray else array.view(np.ndarray)  # a matrix has two axes whatever is done to it
     return plain.reshape(-1)
 
@@ -298,7 +298,7 @@ def check_op(op: Any, dtype: np.dtype) -> None:
     if not isinstance(op, Op):
         raise UsageError(f"op: got {op!r}, expected one of mpiddl.transport.base: {', '.join(known.name for known in COMBINE)}")
     if dtype.kind == "c" and op in (MIN, MAX):
-        raise UsageError(f"op: got {op.name} for {dtype}, expected SUM or PROD: complex numbers have no order")
+        raise UsageError(f"op: got {op.name} for {dtype}, expected SUM or PROD, because complex numbers have no order")
 
 
 def plan_dtype(size: Any, dtype: Any, op: Any) -> np.dtype:
@@ -306,7 +306,7 @@ def plan_dtype(size: Any, dtype: Any, op: Any) -> np.dtype:
     try:
         kind = np.dtype(dtype)
     except TypeError as error:
-        raise UsageError(f"dtype: got {dtype!r}, expected the name of one: {error}") from None
+        raise UsageError(f"dtype: got {dtype!r}, expected a dtype: {error}") from None
     flat("dtype", np.empty(0, kind))
     check_op(op, kind)
     check_whole("size", size, 0)
@@ -328,11 +328,11 @@ def check_root(comm: Any, root: Any) -> None:
 def check_alive(comm: Any) -> None:
     """Raise a `UsageError` for what is no communicator of ours, a `CommError` for one that was freed or is broken."""
     if not hasattr(comm, "freed"):
-        raise UsageError(f"comm: got {type(comm).__name__}, expected what mpiddl.transport.mpi.connect() returns")
+        raise UsageError(f"comm: got {type(comm).__name__}, expected a communicator of mpiddl.transport.mpi.connect()")
     if comm.freed:
-        raise CommError("comm: got a communicator that was freed, expected one in use")
+        raise CommError("comm: got a freed communicator, expected one in use")
     if comm.broken:
-        raise CommError("comm: an exception ended a collective in the middle; this communicator cannot be used any more")
+        raise CommError("comm: an exception ended a collective call early; this communicator cannot be used any more")
 
 
 def checking(comm: Any, checked: bool) -> AbstractContextManager[None]:

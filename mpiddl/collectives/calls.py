@@ -332,7 +332,7 @@ def _check_block(comm: Any, name: str, block: np.ndarray, whole: np.ndarray) -> 
             f"the block of rank {comm.rank} of {comm.size} in {whole.size}"
         )
     if np.may_share_memory(block, whole) and block.size:
-        raise ShapeError(f"{name}: it overlaps the other buffer; expected two that do not")
+        raise ShapeError(f"{name}: got a buffer that overlaps the other one, expected separate buffers")
 
 
 def _copy(source: np.ndarray, result: np.ndarray) -> Steps:

@@ -72,7 +72,7 @@ class Faster(_Base):
         if call not in CANDIDATES:
             raise ValueError(f"call: got {call!r}, expected one of {', '.join(CANDIDATES)}")
         if nbytes < 0:
-            raise ValueError(f"nbytes: got {nbytes}, expected the bytes of a message")
+            raise ValueError(f"nbytes: got {nbytes}, expected the size of a message in bytes")
         if self._private is None:
             return Choice(LIBRARY, "nothing is prepared yet: Prepare(), or a blocking call of some size")
         return self._private.choice.choose(call, nbytes)
@@ -292,7 +292,7 @@ class Faster(_Base):
         link = self._private.link if self._private is not None else None
         if link is not None and (link.freed or link.broken):
             if link.freed:
-                raise CommError("comm: got a Communicator whose handle was freed by somebody else, expected one in use")
+                raise CommError("comm: got a Communicator whose MPI handle was freed, expected one in use")
             check_alive(link)
 
     @property

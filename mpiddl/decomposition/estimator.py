@@ -98,7 +98,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 rows = self._own_rows(X, sample_weight, link.size, after is None)
                 seed = self._seed(link.rank)
                 if stream and rows.sparse:
-                    raise UsageError("X: got a sparse batch, expected a dense one: what stands for earlier rows is dense")
+                    raise UsageError("X: got a sparse batch, expected a dense one for partial_fit")
             check_equal(link, "X", {"columns": rows.d, "dtype": str(rows.dtype), "sample_weight": sample_weight is not None,
                                     "feature names": self._names()})
             check_equal(link, type(self).__name__, {"": type(self).__name__, **self._settings_of_all()})
@@ -110,7 +110,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 except NotFinite:
                     with _alike(link):
                         _find_bad(rows, self._place)
-                    raise DataError("Input X contains values too large to be squared: their variance is infinity") from None
+                    raise DataError("Input X contains values too large to be squared: their variance is infinite") from None
                 except ConvergenceError as error:
                     assert isinstance(error.best, Result)
                     self._take(error.best.first(self._wanted_of(error.best)) if stream else error.best, rows.dtype)
@@ -249,8 +249,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         k = self._wanted(n + (after.n if after else 0), rows.d)
         self._check_total(total + (after.total if after else 0.0))
         if not isinstance(k, int) or (after is None and k > n):
-            raise UsageError(f"n_components={self.n_components!r}: partial_fit wants a number, at most the rows of the first "
-                             "batch")
+            raise UsageError(f"n_components={self.n_components!r}: expected a whole number for partial_fit, at most the "
+                             "rows of the first batch")
         return merged(link, rows, after, k, self._center, solver=self.solver, tol=self.tol, seed=seed, vr=self._settings(),
                       most_passes=self.max_passes)
 
@@ -309,7 +309,7 @@ def _count(link: Any, rows: Rows) -> tuple[int, float]:
     """Rows of all ranks, and their weight."""
     n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
     if not total:
-        raise UsageError("X: got no rows on any rank whose sample_weight is not zero, expected some")
+        raise UsageError("X: got no row with a sample_weight above 0 on any rank, expected one or more")
     return n, total
 
 

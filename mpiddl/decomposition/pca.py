@@ -91,7 +91,7 @@ class PCA(Estimator):
         """Components wanted of ``n`` rows, or the share of variance."""
         wanted, least = self.n_components, min(n, d)
         if n < 2:
-            raise UsageError(f"n_samples={n}: a variance takes two rows at least, expected more than 1 sample")
+            raise UsageError(f"n_samples={n}: expected more than 1 sample, because a variance needs two rows")
         if wanted is None:
             return least
         if isinstance(wanted, Integral) and not isinstance(wanted, bool) and 1 <= int(wanted) <= least:
@@ -103,8 +103,8 @@ class PCA(Estimator):
 
     def _check_total(self, total: float) -> None:
         if total < 2:
-            raise UsageError(f"sample_weight: got weights whose sum is {total:g}, expected 2 or more: they say how often rows "
-                             "count")
+            raise UsageError(f"sample_weight: got weights whose sum is {total:g}, expected 2 or more: a weight "
+                             "is the number of times that a row counts")
 
     def _take(self, result: Result, dtype: np.dtype) -> None:
         self._remember(result, dtype)

@@ -146,19 +146,19 @@ def _columns(matrix: Matrix, mask: str | None, column_weights: str | None) -> Ma
         kept &= weights > 0
         factors = np.sqrt(weights, where=kept, out=np.zeros(len(weights)))
     if not kept.any():
-        raise DataError(f"{matrix.name}: all {len(kept)} columns are left out, expected some")
+        raise DataError(f"{matrix.name}: all {len(kept)} columns are left out, expected one or more to remain")
     return matrix if kept.all() and factors is None else matrix.select(kept, factors)
 
 
 def _of_columns(matrix: Matrix, file: str, name: str) -> np.ndarray:
     """A number for each column of the matrix."""
     if not file.endswith(".npy"):
-        wanted = "auto, or an .npy file of a row's shape" if name == "mask" else "an .npy file of a row's shape"
+        wanted = "auto, or an .npy file with the shape of a row" if name == "mask" else "an .npy file with the shape of a row"
         raise UsageError(f"{name}: got {file!r}, expected {wanted}")
     array = open_npy(Path(file))
     if tuple(array.shape) not in (matrix.shape, (matrix.d,)) or array.dtype.kind not in "buif":
-        raise DataError(f"{name}: {file} holds {array.dtype} of shape {tuple(array.shape)}, expected numbers of a row's shape, "
-                        f"{matrix.shape}")
+        raise DataError(f"{name}: {file} holds {array.dtype} of shape {tuple(array.shape)}, expected numbers "
+                        f"with the shape of a row, {matrix.shape}")
     return array.read([range(array.shape[0])])[0].reshape(-1)
 
 

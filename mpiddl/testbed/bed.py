@@ -103,7 +103,7 @@ class Testbed:
     def cluster(self) -> Cluster:
         """The cluster itself; `UsageError` outside the block."""
         if self._cluster is None:
-            raise UsageError("testbed: it is not up; expected `with Testbed(...) as bed:` around this")
+            raise UsageError("testbed: the cluster is not up; expected `with Testbed(...) as bed:` around this call")
         return self._cluster
 
     def run(self, command: Sequence[str], *, ranks_per_host: int | Sequence[int] = 1, mpi: str | None = None,
@@ -183,21 +183,21 @@ def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"mpiexec_args: got {text!r}, expected words as for a shell: {error}") from None
+        raise UsageError(f"mpiexec_args: got {text!r}, expected words as in a shell: {error}") from None
 
 
 def _check_program(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
     """`UsageError` if there is no such program, or it is where hosts have folders of their own."""
     if not all(isinstance(word, (str, os.PathLike)) for word in command):
-        raise UsageError(f"program: got {list(command)}, expected words")
+        raise UsageError(f"program: got {list(command)}, expected a command and its arguments")
     name = os.fspath(command[0]) if command else ""
     try:
         here = cwd or os.getcwd()
     except FileNotFoundError:
-        raise UsageError("folder: the one you are in was deleted; expected one that exists") from None
+        raise UsageError("folder: the current folder was deleted; expected one that exists") from None
     path = os.path.join(here, name) if os.sep in name else shutil.which(name, path=env["PATH"])
     if not path or not os.access(path, os.X_OK) or os.path.isdir(path):
-        raise UsageError(f"program: got {name!r}, expected a program on the PATH or the path of one that may be executed")
+        raise UsageError(f"program: got {name!r}, expected a program in PATH, or the path of an executable")
     folder = os.path.realpath(here)
     if f"{folder}/".startswith(("/run/", "/dev/shm/")):
         raise UsageError(f"folder: got {folder}, expected one that hosts share; each has its own /run and /dev/shm")

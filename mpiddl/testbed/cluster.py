@@ -81,7 +81,7 @@ class Cluster:
         """
         number = self.check_host(name)
         if not self.is_up(name):
-            raise UsageError(f"host: {name} is down already; `mpiddl testbed boot {name}` starts it")
+            raise UsageError(f"host: {name} is already down; `mpiddl testbed boot {name}` starts it")
         if silently:
             self.call(["ip", "link", "set", f"v{number}", "down"], env)
         file = pid_file(name, self.shared)
@@ -95,7 +95,7 @@ class Cluster:
         """Start a host that was killed: the same name and address, a new boot id."""
         number = self.check_host(name)
         if self.is_up(name):
-            raise UsageError(f"host: {name} is up already; `mpiddl testbed kill-host {name}` ends it")
+            raise UsageError(f"host: {name} is already up; `mpiddl testbed kill-host {name}` ends it")
         self.call([*keeper_command(), "boot", str(number)], keeper_env(env))
 
     def call(self, command: Sequence[str], env: Mapping[str, str], host: str = LOGIN, text: str = "") -> str:

@@ -61,7 +61,7 @@ def _lose(numbers: list[int], loss: float) -> None:
             tool(["nft", "-f", "-"], links.loss_rules(loss))
         except OSError as without_nft:
             ways = f"a bpf filter of tc ({without_bpf}) and nftables ({without_nft})"
-            raise OSError(f"loss: this machine can lose no packets; tried {ways}") from None
+            raise OSError(f"loss: this machine cannot drop packets; tried {ways}") from None
 
 
 def _start(number: int, plan: Plan) -> int:

@@ -122,7 +122,7 @@ def slots(hosts: int, ranks_per_host: int | Sequence[int]) -> list[int]:
     if len(each) != hosts:
         raise UsageError(f"ranks per host: got {len(each)} numbers for {hosts} hosts, expected one for all or one for each")
     if min(each) < 0 or not any(each):
-        raise UsageError(f"ranks per host: got {each}, expected none negative and at least one rank")
+        raise UsageError(f"ranks per host: got {each}, expected numbers of 0 or more, and at least one rank")
     return each
 
 

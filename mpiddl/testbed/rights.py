@@ -48,7 +48,7 @@ def unshare_command(env: Mapping[str, str]) -> list[str]:
         if not done.returncode:
             return command
         tried.append(f"{'as root' if not options else 'in a user namespace'}: {done.stderr.strip()}")
-    raise TestbedError(f"testbed: this machine gives no namespaces. Tried {'; '.join(tried)}. {remedy()}")
+    raise TestbedError(f"testbed: this machine does not allow namespaces. Tried {'; '.join(tried)}. {remedy()}")
 
 
 def remedy(proc: Path = Path("/proc/sys")) -> str:

@@ -69,7 +69,7 @@ def check(env: Mapping[str, str] = os.environ) -> None:
     if missing:
         raise TestbedError(f"slurm: {', '.join(missing)} not found; on Debian: apt install --no-install-recommends {PACKAGES}")
     if os.geteuid():
-        raise TestbedError("slurm: got an ordinary user, expected root: its daemons change users; without --slurm any user may")
+        raise TestbedError("slurm: got an ordinary user, expected root: only --slurm needs root")
 
 
 def start(cluster: Cluster, env: Mapping[str, str] = os.environ) -> None:

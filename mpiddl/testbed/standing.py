@@ -33,7 +33,7 @@ def bring_up(plan: Plan, name: str = "", env: Mapping[str, str] = os.environ) ->
     if name:
         check_name(name)
     if name and find(name):
-        raise TestbedError(f"testbed: {words(name)} is up already; `mpiddl testbed down{option(name)}` takes it down")
+        raise TestbedError(f"testbed: {words(name)} is already up; `mpiddl testbed down{option(name)}` stops it")
     # In a session of its own: Ctrl-C at the terminal is for the program, and for us.
     process = subprocess.Popen(
         [*unshare_command(env), "--", *keeper_command(), name], env=keeper_env(env), cwd="/", start_new_session=True, text=True,
@@ -100,14 +100,14 @@ def standing(name: str) -> Cluster:
     check_name(name)
     found = find(name)
     if found is None:
-        raise TestbedError(f"testbed: {words(name)} is not up; `mpiddl testbed up{option(name)} --hosts 4` brings it up")
+        raise TestbedError(f"testbed: {words(name)} is not up; `mpiddl testbed up{option(name)} --hosts 4` starts it")
     return found
 
 
 def check_name(name: str) -> None:
     """`UsageError` for what cannot be a cluster's name: runs of their own have none."""
     if not isinstance(name, str) or not name.isprintable() or not name:
-        raise UsageError(f"name: got {name!r}, expected a word")
+        raise UsageError(f"name: got {name!r}, expected a printable name")
 
 
 def words(name: str) -> str:

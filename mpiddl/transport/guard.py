@@ -94,6 +94,6 @@ class Guard:
 
     def _pause(self, until: float) -> None:
         if now() > until:
-            raise CommError(f"a lock in shared memory was not given back in {self._limit_s:g} s")
+            raise CommError(f"shared memory: a lock was not released within {self._limit_s:g} s")
         self._comm.progress()
         time.sleep(PAUSE_S)

@@ -68,7 +68,7 @@ def connect(comm: Any = None, env: Any = None) -> Any:
     MPI = load_mpi() if comm is not None else start_mpi(env or {})
     comm = MPI.COMM_WORLD if comm is None else comm
     if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
-        raise CommError("comm: got a communicator that was freed, expected one in use or None for COMM_WORLD")
+        raise CommError("comm: got a freed communicator, expected one in use or None for COMM_WORLD")
     if not isinstance(comm, MPI.Intracomm):
         raise CommError(f"comm: got {type(comm).__name__}, expected an mpi4py intra-communicator or None for COMM_WORLD")
     return MpiComm(MPI.Intracomm(comm).Dup())  # of a subclass of Intracomm, too: the library's own
@@ -298,8 +298,8 @@ class MpiComm:
         """Raise a `CommError`, on every rank, unless several threads may call the library at a time."""
         if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             raise CommError(
-                f"threads: {self.library()} was started without MPI_THREAD_MULTIPLE, expected it for a progress thread; "
-                "call Test() on requests while computing instead"
+                f"threads: {self.library()} was started without MPI_THREAD_MULTIPLE, which a progress thread needs; "
+                "call Test() on requests during the computation instead"
             )
 
     def test_some(self, requests: Sequence[Any]) -> list[bool]:

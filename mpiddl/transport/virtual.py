@@ -257,7 +257,7 @@ class VirtualComm:
         return [True] * len(requests)
 
     def check_threads(self) -> None:
-        raise CommError("threads: virtual ranks take turns, expected ranks of their own for a progress thread")
+        raise CommError("threads: got virtual ranks, expected MPI ranks for a progress thread")
 
     @property
     def events(self) -> int:
@@ -297,7 +297,7 @@ class VirtualComm:
         del box[next(place for place, other in enumerate(box) if other is mail)]
         payload = mail.payload
         if payload.size > buf.size or payload.dtype != buf.dtype:
-            raise CommError(f"message: got {payload.size} {payload.dtype}, the buffer takes {buf.size} {buf.dtype}")
+            raise CommError(f"message: got {payload.size} {payload.dtype}, expected at most {buf.size} {buf.dtype}")
         buf.reshape(-1)[: payload.size] = payload.reshape(-1)
 
     def _check_rank(self, argument: str, rank: int) -> None:
@@ -375,7 +375,7 @@ class VirtualRequest:
         self._asked = self._asked + 1 if events == self._events else 0
         self._events = events
         if self._asked > MOST_ASKED:
-            raise CommError(f"virtual ranks are deadlocked: rank {self._comm.rank} asks for {self._what}, which nobody sends")
+            raise CommError(f"virtual ranks are deadlocked: rank {self._comm.rank} waits for {self._what}, which no rank sends")
 
     def _finish(self) -> None:
         if self._deliver is not None:
@@ -389,8 +389,8 @@ def _reduce(parts: dict[int, np.ndarray], op: Op) -> np.ndarray:
     for rank in range(1, len(parts)):
         if parts[rank].shape != total.shape or parts[rank].dtype != total.dtype:
             raise CommError(
-                f"all-reduce: rank {rank} brought {parts[rank].shape} {parts[rank].dtype}, "
-                f"rank 0 {total.shape} {total.dtype}; expected the same on every rank"
+                f"all-reduce: rank {rank} passed {parts[rank].shape} {parts[rank].dtype}, "
+                f"rank 0 passed {total.shape} {total.dtype}; expected the same on every rank"
             )
         _REDUCE[op.name](total, parts[rank], out=total)
     return total

@@ -125,17 +125,17 @@ def read_table(path: Path) -> Table:
     """
     try:
         if path.exists() and not path.is_file():
-            raise UsageError(f"table {path}: no regular file; expected one that mpiddl tune has written")
+            raise UsageError(f"table {path}: got no regular file, expected a file of mpiddl tune")
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE + 1)
     except OSError as error:
-        raise UsageError(f"table {path}: {error.strerror}; expected a file that mpiddl tune has written") from None
+        raise UsageError(f"table {path}: {error.strerror}; expected a file of mpiddl tune") from None
     if len(raw) > LARGEST_FILE:
-        raise DataError(f"table {path}: more than {LARGEST_FILE >> 20} MiB; expected a file that mpiddl tune has written")
+        raise DataError(f"table {path}: got more than {LARGEST_FILE >> 20} MiB, expected a file of mpiddl tune")
     try:
         content = tomllib.loads(raw.decode())
     except UnicodeDecodeError:
-        raise DataError(f"table {path}: not text; expected a file that mpiddl tune has written") from None
+        raise DataError(f"table {path}: not text; expected a file of mpiddl tune") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"table {path}: not TOML ({error})") from None
     if content.get("version") != VERSION:
@@ -220,7 +220,7 @@ def _entry(where: str, given: Any) -> Entry:
     if not _numbers(sizes, int) or not sizes or sizes != sorted(set(sizes)) or sizes[0] < 0 or sizes[-1] > MOST_BYTES:
         raise DataError(f"{where}: bytes: expected ascending whole numbers, got {_short(sizes)}")
     if not isinstance(seconds, dict) or LIBRARY not in seconds:
-        raise DataError(f"{where}: seconds: expected a line for each algorithm, {LIBRARY} among them")
+        raise DataError(f"{where}: seconds: expected a line for each algorithm, including {LIBRARY}")
     for name, values in seconds.items():
         if name not in CANDIDATES[call]:
             raise DataError(f"{where}: seconds: got {_short(name)}, expected algorithms among {', '.join(CANDIDATES[call])}")
