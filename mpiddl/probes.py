@@ -30,7 +30,7 @@ def _thread_level(name: str, comm: Any, env: Mapping[str, str], made: ExitStack)
     level = ("single", "funneled", "serialized", "multiple")[levels.index(MPI.Query_thread())]
     if level == "multiple":
         return Finding(name, True, level)
-    return Finding(name, None, level, "helper threads must not call MPI; use an MPI built with threads")
+    return Finding(name, None, level, "there is no progress thread; use an MPI library built with thread support")
 
 
 def _node_map(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
@@ -46,7 +46,7 @@ def _node_map(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> 
     named = [f"{host}: {spell(ranks)}" for (_, host), ranks in groups.items()]
     more = f" and {len(named) - LISTED} more" if len(named) > LISTED else ""
     split = len(groups) > len({host for _, host in groups})
-    remedy = "ranks of one host do not share memory: start them in one container" if split else ""
+    remedy = "ranks of one host do not share memory: start them in the same container" if split else ""
     return Finding(name, None if split else True, "; ".join(named[:LISTED]) + more, remedy)
 
 
@@ -68,8 +68,8 @@ def _shared_memory(name: str, comm: Any, env: Mapping[str, str], made: ExitStack
     node.Barrier()
     came = float(memory.segments[right].view(np.float64)[0])
     node.Barrier()
-    remedy = "give the ranks of a host one /dev/shm with free space (Docker: --ipc=host)"
-    return _compared(name, came == right + 1, f"read {came:g} of rank {right}, expected {right + 1}", remedy)
+    remedy = "give all ranks of a host the same /dev/shm, with free space (Docker: --ipc=host)"
+    return _compared(name, came == right + 1, f"got {came:g} from rank {right}, expected {right + 1}", remedy)
 
 
 def _one_sided(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
@@ -82,7 +82,7 @@ def _one_sided(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) ->
     except CommError:
         shares = False
     if not all(comm.allgather(shares)):
-        return Finding(name, None, "not tried: Open MPI crashes where ranks of a node share no memory", "see shared memory")
+        return Finding(name, None, "not tested: Open MPI crashes if ranks of a node share no memory", "see shared memory")
     size, right = comm.size, (comm.rank + 1) % comm.size
     window: Any = MPI.Win.Allocate(3 * 8, 8, comm=comm)
     made.callback(window.Free)
@@ -106,18 +106,18 @@ def _one_sided(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) ->
     right_values = [comm.rank + 1, size * (size + 1) / 2]
     well = got[:2].tolist() == right_values and tickets == list(range(size))
     came = f"got {got[:2].tolist()} and tickets {tickets}, expected {right_values} and 0 to {size - 1}"
-    return _compared(name, well, came, "Open MPI: set OMPI_MCA_osc=^ucx; else ask your site")
+    return _compared(name, well, came, "Open MPI: set OMPI_MCA_osc=^ucx; otherwise ask your site")
 
 
 def _ring(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
     """A small and a large message to the right neighbour, from the left one."""
     left, right, seconds = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size, []
-    remedy = "if only large ones fail, processes may not read each other; Open MPI: set OMPI_MCA_smsc=^cma"
+    remedy = "if only large messages fail, processes cannot read each other's memory; Open MPI: set OMPI_MCA_smsc=^cma"
     for nbytes in (8, LARGE):
         out, into = np.full(nbytes // 8, float(comm.rank)), np.full(nbytes // 8, -1.0)
         seconds.append(_timed(comm, lambda out=out, into=into: comm.Sendrecv(out, right, 0, into, left, 0)))
         if not (into == left).all():
-            return Finding(name, False, f"{nbytes} bytes came damaged from rank {left}", remedy)
+            return Finding(name, False, f"{nbytes} bytes from rank {left} arrived damaged", remedy)
     return Finding(name, True, f"8 B in {seconds[0] * 1e6:.0f} us, 4 MiB in {seconds[1] * 1e3:.1f} ms")
 
 
@@ -128,7 +128,7 @@ def _allreduce(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) ->
         out, into = np.full(nbytes // 8, comm.rank + 1.0), np.zeros(nbytes // 8)
         seconds.append(_timed(comm, lambda out=out, into=into: comm.Allreduce(out, into)))
         if not (into == total).all():
-            came = f"{nbytes} bytes: came {into[into != total][0]:g}, expected {total:g}"
+            came = f"{nbytes} bytes: got {into[into != total][0]:g}, expected {total:g}"
             return Finding(name, False, came, "try another algorithm; Open MPI: set OMPI_MCA_coll=^han")
     return Finding(name, True, f"8 B in {seconds[0] * 1e6:.0f} us, 4 MiB in {seconds[1] * 1e3:.1f} ms")
 

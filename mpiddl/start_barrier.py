@@ -23,7 +23,7 @@ LATE_S = 0.3
 """How late a rank comes, and the others with it if all is well; a barrier of many nodes takes some milliseconds."""
 
 MAPPED = Path("/proc/self/maps")
-REMEDY = ("Open MPI may crash now and then as it starts: export SLURM_PMIX_FENCE=ring before srun, "
+REMEDY = ("Open MPI may sometimes crash at the start: export SLURM_PMIX_FENCE=ring before srun, "
           "or PMIxCollFence=ring in your site's mpi.conf")  # fmt: skip
 
 
@@ -33,14 +33,14 @@ def probe(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Find
     by_slurm = promised.launcher == launch.SRUN and promised.protocol.startswith("pmix")
     fence = _fence(made) if by_slurm and promised.size == comm.size else None
     if not all(comm.allgather(fence is not None)):
-        return Finding(name, True, "not tried: only srun --mpi=pmix has one of its own")
+        return Finding(name, True, "not tested: only srun --mpi=pmix has one")
     nodes = comm.allgather(env.get("SLURM_NODEID"))
     if fence is None or len(set(nodes)) == 1:
-        return Finding(name, True, "not tried: all ranks are on one node")
+        return Finding(name, True, "not tested: all ranks are on one node")
     held = [_held(comm, fence, late, nodes) for late in (0, nodes.index(nodes[-1]))]
     if all(held):
-        return Finding(name, True, "holds ranks until all are there")
-    return Finding(name, None, "ranks of a node go on without those of others", REMEDY)
+        return Finding(name, True, "holds all ranks until the last one arrives")
+    return Finding(name, None, "ranks of a node continue before ranks of other nodes arrive", REMEDY)
 
 
 def _held(comm: Any, fence: Callable[[], None], late: int, nodes: list[Any]) -> bool:

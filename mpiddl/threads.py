@@ -175,10 +175,10 @@ def warning(cores_on_node: int, local_ranks: int, threads: Threads) -> str | Non
     most = max(threads.blas, threads.numba)
     if local_ranks * most <= cores_on_node:
         return None
-    fewer = "start fewer ranks a node" if most == 1 else "give each rank fewer threads"
+    fewer = "start fewer ranks on each node" if most == 1 else "use fewer threads in each rank"
     return (
-        f"threads: {local_ranks} ranks x {most} threads ({threads.source}) on {cores_on_node} cores: they take "
-        f"turns, and waiting ranks slow the working ones; {fewer}"
+        f"threads: {local_ranks} ranks x {most} threads ({threads.source}) on {cores_on_node} cores: they share "
+        f"cores, and waiting ranks slow down the others; {fewer}"
     )
 
 

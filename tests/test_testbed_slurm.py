@@ -58,8 +58,8 @@ def test_srun_trains_over_hosts(bed, tmp_path):
 
 @pytest.mark.skipif(MPI_TYPE != "pmix", reason="only ranks of Open MPI start by a barrier of PMIx")
 @pytest.mark.limit(120)
-@pytest.mark.parametrize(("fence", "told"), [(None, "ok=True, value='holds ranks until all are there'"),
-                                             ("tree", "ok=None, value='ranks of a node go on without")])  # fmt: skip
+@pytest.mark.parametrize(("fence", "told"), [(None, "ok=True, value='holds all ranks until the last one arrives'"),
+                                             ("tree", "ok=None, value='ranks of a node continue before")])  # fmt: skip
 def test_a_start_barrier_that_does_not_hold_is_found(bed, fence, told):
     words = ["env", f"SLURM_PMIX_FENCE={fence}"] if fence else []
     srun = [*words, "srun", "-N2", "-n4", "--mpi=pmix", sys.executable, "-c", DOCTOR]

@@ -2,8 +2,8 @@
 
     python tests/programs/draw_passages.py --before 1cbdc09 --after HEAD --count 40 --seed 1 --key key.txt > passages.txt
 
-Passages are paragraphs, list items and table rows of README.md and of the four pages that users read first, help texts of the
-commands, and messages of errors. ``count`` are drawn from each revision. The key names the revision and the file of each passage.
+Passages are paragraphs, list items and table rows of README.md and of the four pages that users read first, help texts of
+commands, and error messages. ``count`` are drawn from each revision. The key names the revision and the file of each passage.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def of_source(source: str, path: str) -> Iterator[str]:
             yield from (words_of(keyword.value) for keyword in node.keywords if keyword.arg == "help")
             if isinstance(node.func, ast.Name) and node.func.id == "setting" and len(node.args) > 1:
                 yield words_of(node.args[1])
-        elif isinstance(node, ast.FunctionDef) and "/cli/" in path and "command" in "".join(map(ast.unparse, node.decorator_list)):
+        elif isinstance(node, ast.FunctionDef) and "/cli/" in path and "command" in ast.unparse(node).split("def ")[0]:
             yield from of_page(ast.get_docstring(node) or "")
 
 
