@@ -84,7 +84,7 @@ def test_names(link):
     arena.shared("b", 3, "f4")
     for make in (arena.private, arena.shared, arena.common):
         for name in ("a", "b"):
-            with pytest.raises(UsageError, match=f"name: got '{name}', which is in this arena already"):
+            with pytest.raises(UsageError, match=f"name: got '{name}', which this arena already has"):
                 make(name, 3, "f4")
     for find in (arena.peers, arena.meet, arena.barrier, arena.free):
         with pytest.raises(UsageError, match="name: got 'c', expected one of the shared buffers b"):

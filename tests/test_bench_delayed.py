@@ -34,7 +34,7 @@ def test_rows_and_the_share_of_the_bound(mpirun, tmp_path):
     (("--strategy", "asgd"), "strategy: got 'asgd', expected a synchronous strategy"),
     (("--strategy", "late"), "strategy: got 'late', expected one of"),
     (("--plot", "/nowhere/at/all.png"), "plot: /nowhere/at/all.png"),
-    ((), "bench delayed: got one rank, expected two or more"),
+    ((), "bench delayed: got 1 rank, expected 2 or more"),
 ])
 def test_nonsense_is_told(command, flags, said):
     done = command("mpiddl", "bench", "delayed", "--seconds", "0", *flags)

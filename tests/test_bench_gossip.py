@@ -104,7 +104,7 @@ def test_links_carry_what_is_counted(namespaces, tmp_path):
     (("--strategy", "gossip@0.1", "--strategy", "gossip@0.1"), "expected one or more different values"),
     (("--targets", "0.5,2"), "targets: got '0.5,2', expected numbers between 0 and 1"),
     (("--results", "/nowhere/at/all.jsonl"), "results: /nowhere/at/all.jsonl"),
-    ((), "bench gossip: got one rank, expected two or more"),
+    ((), "bench gossip: got 1 rank, expected 2 or more"),
 ])
 def test_nonsense_is_told(command, flags, said):
     done = command("mpiddl", "bench", "gossip", *flags)

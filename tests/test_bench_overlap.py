@@ -29,7 +29,7 @@ def test_rows_and_the_share_of_the_overlap(mpirun, tmp_path):
     (("--hidden", "0"), "hidden: got '0'"),
     (("--bucket", "lots"), "bucket: got 'lots'"),
     (("--plot", "/nowhere/at/all.png"), "plot: /nowhere/at/all.png"),
-    ((), "got one rank, expected two or more"),
+    ((), "got 1 rank, expected 2 or more"),
 ])
 def test_nonsense_is_told(command, flags, said):
     done = command("mpiddl", "bench", "overlap", "--seconds", "0", *flags)

@@ -29,14 +29,14 @@ NO_ARITHMETIC = [np.zeros(4, dtype) for dtype in ("?", "e", ">f8", "O", "S3", "M
 ALLREDUCE = {
     "no array": ([1.0], np.zeros(1), "sendbuf: got list, expected a numpy array"),
     "nothing": (np.zeros(1), None, "recvbuf: got NoneType, expected a numpy array"),
-    "gaps": (np.zeros(8)[::2], np.zeros(4), "sendbuf: .* do not lie one behind the other; np.ascontiguousarray"),
-    "columns first": (IN_PLACE, np.zeros((3, 4), order="F"), "recvbuf: .* do not lie one behind the other"),
-    "boundaries": (ODD, np.zeros(4), r"sendbuf: .* off their boundaries; array\.copy\(\)"),
-    "locked": (np.zeros(4), locked(4), "recvbuf: got an array that must not be written"),
-    "locked in place": (IN_PLACE, locked(4), "recvbuf: got an array that must not be written"),
+    "gaps": (np.zeros(8)[::2], np.zeros(4), "sendbuf: .* not contiguous, .* np.ascontiguousarray"),
+    "columns first": (IN_PLACE, np.zeros((3, 4), order="F"), "recvbuf: .* not contiguous"),
+    "boundaries": (ODD, np.zeros(4), r"sendbuf: .* not aligned, .* array\.copy\(\)"),
+    "locked": (np.zeros(4), locked(4), "recvbuf: got a read-only array"),
+    "locked in place": (IN_PLACE, locked(4), "recvbuf: got a read-only array"),
     "sizes": (np.zeros(3), np.zeros(4), "recvbuf: got 4 float64, expected 3 float64 as in sendbuf"),
     "dtypes": (np.zeros(4, "f"), np.zeros(4), "recvbuf: got 4 float64, expected 4 float32"),
-    "overlap": (ROOM[:10], ROOM[5:15], "sendbuf and recvbuf: they overlap; .* IN_PLACE"),
+    "overlap": (ROOM[:10], ROOM[5:15], "sendbuf and recvbuf: got overlapping buffers, .* IN_PLACE"),
 }
 
 
@@ -85,8 +85,8 @@ def checks(comm):
         (lambda: reduce_scatter(comm, np.zeros(10), np.zeros(end - begin + 1)), ShapeError,
          f"recvbuf: got {end - begin + 1} float64, expected {end - begin} float64, the block of rank {comm.rank} of {size}"),
         (lambda: allgather(comm, np.zeros(end - begin, "f"), np.zeros(10)), ShapeError, "sendbuf: got .* float32, expected"),
-        (lambda: allgather(comm, (whole := np.zeros(10))[begin:end], whole), ShapeError, "sendbuf: it overlaps"),
-        (lambda: broadcast(comm, locked(4), algorithm="scatter"), ShapeError, "buf: got an array that must not be written"),
+        (lambda: allgather(comm, (whole := np.zeros(10))[begin:end], whole), ShapeError, "sendbuf: got a buffer that overlaps"),
+        (lambda: broadcast(comm, locked(4), algorithm="scatter"), ShapeError, "buf: got a read-only array"),
     ]  # fmt: skip
 
 
@@ -229,7 +229,7 @@ def test_what_was_freed_or_is_no_communicator(link):
     plan = TwoStep(link, 4, "f")
     plan.Free()
     for call in (plan, plan.start):
-        with pytest.raises(CommError, match="TwoStep: got one that was freed"):
+        with pytest.raises(CommError, match="TwoStep: got a freed object"):
             call()
     with pytest.raises(UsageError, match="comm: got NoneType"):
         allreduce(None, IN_PLACE, np.zeros(3))

@@ -112,7 +112,7 @@ def test_weights_that_do_not_count_rows():
 
 def test_streams_that_make_no_sense():
     for pca, x, message in [
-        (PCA(0.5), np.eye(5), "partial_fit wants a number"),
+        (PCA(0.5), np.eye(5), "expected a whole number for partial_fit"),
         (PCA(4), np.eye(5)[:2], "n_components=4 must be between 1 and"),
         (PCA(2), scipy.sparse.csr_array(np.eye(5)), "got a sparse batch"),
     ]:
@@ -186,7 +186,7 @@ def test_ranks_with_other_columns_or_dtypes(comm, odd, message):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (np.zeros(9), "no rows on any rank whose sample_weight is not zero"),
+        (np.zeros(9), "got no row with a sample_weight above 0 on any rank"),
         (-np.ones(9), "negative weights"),
         (np.ones(8), "got shape"),
         (np.full(9, np.nan), "NaN"),
@@ -204,5 +204,5 @@ def test_no_rows_at_all():
 
 @pytest.mark.mpi(min_size=2)
 def test_no_rows_on_any_rank(comm):
-    with pytest.raises(MpiddlError, match="no rows on any rank"):
+    with pytest.raises(MpiddlError, match="got no row with a sample_weight above 0"):
         PCA(2, comm=comm).fit(np.empty((0, 4)))

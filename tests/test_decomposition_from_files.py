@@ -102,7 +102,7 @@ def test_components_of_mapped_rows(comm, solver, small_chunks, monkeypatch, tmp_
 def test_rows_in_a_file_that_make_no_sense(small_chunks, monkeypatch, tmp_path):
     monkeypatch.setattr("mpiddl.decomposition.estimator.CHUNK_BYTES", 40 * D * 8)
     x = rows_of_all(300, D)
-    with pytest.raises(UsageError, match="got vr-plain, which takes rows one by one"):
+    with pytest.raises(UsageError, match="got vr-plain for rows in a file"):
         PCA(2, solver="vr-plain").fit(mapped(tmp_path / "x.npy", x))
     x[211, 5] = np.inf
     with pytest.raises(ValueError, match="Input X contains infinity: row 211, column 5"):

@@ -79,9 +79,9 @@ def test_a_run_tells_bytes_and_the_programs_exit_code(testbed, tmp_path):
         (["--rate", "1gbit", "--", "true"], "without --hosts"),
         (["--name", "nobody's", "--", "true"], "is not up"),
         (["--name", "", "--", "true"], "name: got ''"),
-        (["--hosts", "2", "--json", "/no/such/folder/x", "--", "true"], "json: .*there is no folder"),
+        (["--hosts", "2", "--json", "/no/such/folder/x", "--", "true"], "json: .*the folder .* does not exist"),
         (["--hosts", "2", "--mpiexec-args", "'", "--", "true"], "mpiexec_args: got"),
-        (["--hosts", "2", "--slurm", "--map", "round-robin", "--", "true"], "--map came with --slurm"),
+        (["--hosts", "2", "--slurm", "--map", "round-robin", "--", "true"], "--map does not go with --slurm"),
     ],
 )
 def test_a_mistake_is_one_clear_error(testbed, arguments, told):

@@ -91,11 +91,11 @@ MISMATCHED = {
     "dest": (lambda comm: comm.Send(np.zeros(2), -1), "dest: got -1"),
     "dtype": (
         lambda comm: comm.Recv(np.zeros(2), 0) if comm.rank else comm.Send(np.zeros(2, int), 1),
-        "got 2 int64, the buffer takes 2 float64",
+        "got 2 int64, expected at most 2 float64",
     ),
     "length": (
         lambda comm: comm.Recv(np.zeros(2), 0) if comm.rank else comm.Send(np.zeros(3), 1),
-        "got 3 float64, the buffer takes 2",
+        "got 3 float64, expected at most 2",
     ),
 }
 
@@ -113,7 +113,7 @@ def test_asking_for_ever_is_a_deadlock():
         while not request.Test():
             pass
 
-    with pytest.raises(CommError, match=r"asks for a message from . under tag 3, which nobody sends"):
+    with pytest.raises(CommError, match=r"waits for a message from . under tag 3, which no rank sends"):
         virtual.run(2, program)
 
 
