@@ -87,7 +87,7 @@ def test_names(link):
             with pytest.raises(UsageError, match=f"name: got '{name}', which this arena already has"):
                 make(name, 3, "f4")
     for find in (arena.peers, arena.meet, arena.barrier, arena.free):
-        with pytest.raises(UsageError, match="name: got 'c', expected one of the shared buffers b"):
+        with pytest.raises(UsageError, match="name: got 'c', expected one of the shared buffers: b"):
             find("c")
     with pytest.raises(UsageError, match="name: got 'a'"):
         arena.peers("a")

@@ -116,10 +116,10 @@ def test_a_killed_host_is_gone_until_it_is_booted(bed):
     before = bed.exec("h3", ["cat", "/proc/sys/kernel/random/boot_id"]).stdout
     bed.kill_host("h3")
     assert bed.exec("h3", ["true"]).returncode == 255
-    with pytest.raises(UsageError, match="down already"):
+    with pytest.raises(UsageError, match="already down"):
         bed.kill_host("h3")
     bed.boot("h3")
-    with pytest.raises(UsageError, match="up already"):
+    with pytest.raises(UsageError, match="already up"):
         bed.boot("h3")
     assert bed.exec("h3", ["cat", "/proc/sys/kernel/random/boot_id"]).stdout not in ("", before)
     assert bed.exec("h3", ["hostname"]).stdout == "h3\n"
