@@ -47,34 +47,38 @@ _FLOORS = dict.fromkeys(CANDIDATES, float(FLOOR))
 
 
 class Faster(_Base):
-    """The calls that are taken over, for any class of intra-communicators."""
+    """The collectives that mpiddl replaces, as a mixin for mpi4py's classes of intra-communicators."""
 
     _private: Private | None = None
     _floors: dict[str, float] = _FLOORS
     _table: Path | None = None
 
     def Prepare(self) -> None:
-        """Make the private duplicate and read the table now, rather than at the first call that needs them.
+        """Create the private duplicate and read the table now, and not at the first call that needs them. Collective.
 
-        Collective. ``Communicator(comm)`` does it; communicators that come from ``Dup``, ``Split`` ... do at their first
-        blocking call of some size, and before that their ``Iallreduce`` and ``Ibcast`` are the library's.
+        ``Communicator(comm)`` calls it. A communicator from ``Dup`` or ``Split`` calls it at its first blocking call of 4 KiB or
+        more. Until then its ``Iallreduce`` and ``Ibcast`` use the MPI library.
         """
         if self._private is None:
             self._prepare()
             raise_held(self._own.link)
 
     def why(self, call: str, nbytes: int) -> Choice:
-        """What such a call of ``nbytes`` takes, and why: ``print(comm.why("allreduce", 1 << 20))``. Local after `Prepare`.
+        """The algorithm for a call of ``nbytes``, and the reason: ``print(comm.why("allreduce", 1 << 20))``. Local after `Prepare`.
 
-        ``call``: allreduce, reduce, bcast, allgather, reduce_scatter or barrier. ``nbytes``: of the array that is reduced,
-        broadcast, or received in all.
+        Parameters
+        ----------
+        call : str
+            allreduce, reduce, bcast, allgather, reduce_scatter or barrier.
+        nbytes : int
+            Size of the array that is reduced, broadcast or, in total, received.
         """
         if call not in CANDIDATES:
             raise ValueError(f"call: got {call!r}, expected one of {', '.join(CANDIDATES)}")
         if nbytes < 0:
             raise ValueError(f"nbytes: got {nbytes}, expected the size of a message in bytes")
         if self._private is None:
-            return Choice(LIBRARY, "nothing is prepared yet: Prepare(), or a blocking call of some size")
+            return Choice(LIBRARY, "not prepared yet; call Prepare()")
         return self._private.choice.choose(call, nbytes)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:

@@ -13,7 +13,7 @@ from mpiddl.errors import CommError
 
 
 class _Making(Faster):
-    """What makes communicators makes such."""
+    """Methods that create communicators return communicators of this class."""
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         return self._like(MPI.Comm.Split(self, color, key))
@@ -74,26 +74,26 @@ class _Making(Faster):
 
 
 class Communicator(_Making, MPI.Intracomm):
-    """An ``MPI.Intracomm`` whose collectives of buffers are faster; see the module's text.
+    """An ``MPI.Intracomm`` with faster collectives for buffers. See docs/communicator.md.
 
     Parameters
     ----------
     comm : MPI.Intracomm
-        Its handle is used as it is, and is freed by ``Free`` of either.
+        The communicator. Both objects share its MPI handle: ``Free`` of one frees the other.
     table : path, optional
-        Measurements of ``mpiddl tune``; by default those of MPIDDL_TUNE, or of ~/.config/mpiddl/tune.toml.
+        Table of ``mpiddl tune``. The default is the file that MPIDDL_TUNE names, or ~/.config/mpiddl/tune.toml.
 
     Raises
     ------
     TypeError
-        ``comm`` is an inter-communicator, or none at all.
+        ``comm`` is not an intra-communicator.
     CommError
-        It is COMM_NULL.
+        ``comm`` is COMM_NULL.
 
     Communication
     -------------
-    Making one is collective over ``comm``: a duplication, a barrier, four splits, three broadcasts and two all-gathers; one
-    all-gather more where a table that is there, or was asked for, is not used. None of it on one rank.
+    The constructor is collective over ``comm``: a duplication, a barrier, four splits, three broadcasts and two all-gathers, and
+    one more all-gather if there is a table that is not used. On one rank it does not communicate.
     """
 
     def __new__(cls, comm: Any = None, table: str | Path | None = None) -> Communicator:

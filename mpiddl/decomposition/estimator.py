@@ -1,4 +1,4 @@
-"""What `PCA` and `TruncatedSVD` share: from arrays of all ranks to a `Result`, and scikit-learn's conventions on the way."""
+"""Base of `PCA` and `TruncatedSVD`: takes the arrays of all ranks to a `Result`, with the conventions of scikit-learn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GRAM_MOST = 2048
 
 
 class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC):
-    """A decomposition with scikit-learn's face; ``comm`` is passed on by `clone`, and left out of a pickle."""
+    """A decomposition as a scikit-learn estimator. `clone` keeps ``comm``, `pickle` leaves it out."""
 
     _center = True
 
@@ -58,32 +58,32 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.max_passes = max_passes
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Find the components of all ranks' rows; collective.
+        """Compute the components of the rows of all ranks. Collective.
 
         Parameters
         ----------
         X : array-like, shape (n of this rank, d)
-            float32 and float64 are taken as they are; from 64 MiB on, what is mapped from a file (`numpy.memmap`) is read
-            by chunks, unless some weights are 0: then it is copied. A rank may have no rows.
+            float32 and float64 arrays are used without a copy. A `numpy.memmap` of 64 MiB or more is read in chunks, unless
+            some weights are 0: then it is copied. A rank can have no rows.
         y : ignored
         sample_weight : array-like, shape (n of this rank,), optional
-            How often each row counts; 0 leaves it out.
+            Number of times that each row counts. A row with weight 0 is left out.
 
         Raises
         ------
         ValueError
-            As scikit-learn, on every rank; with several, the message says on which rank it was found.
+            On every rank, where scikit-learn raises one. On several ranks the message names the rank.
         ConvergenceError
-            On every rank: ``tol`` was not met. The estimator then holds the best result so far.
+            On every rank, if ``tol`` was not reached. The estimator then holds the best result so far.
         """
         self._fit(X, sample_weight, None)
         return self
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Take in a batch of all ranks' rows after those before; collective. What comes of it is near to what `fit` finds.
+        """Update the components with a further batch of rows on all ranks. Collective. The result is close to that of `fit`.
 
-        Parameters and errors are those of `fit`; but rows are dense, ``n_components`` is a number or None, and the first
-        batch has as many rows. `fit` begins anew.
+        Parameters and errors are those of `fit`. The rows must be dense, ``n_components`` must be a whole number or None, and
+        the first batch must have that many rows. `fit` starts again.
         """
         self._fit(X, sample_weight, None, after=getattr(self, "_stream", None), stream=True)
         return self

@@ -1,4 +1,4 @@
-"""Principal component analysis with scikit-learn's face, over rows that are spread over ranks."""
+"""Principal component analysis as a scikit-learn estimator, for rows that are distributed over ranks."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from mpiddl.errors import UsageError
 
 
 class PCA(Estimator):
-    """Principal component analysis of the rows of all ranks of a communicator, or of one rank's.
+    """Principal component analysis of rows that are distributed over MPI ranks.
 
-    Every rank calls `fit` with its own rows, any number of them, and gets the same components. `transform` and all else
-    is local. Attributes, scaling and signs are those of `sklearn.decomposition.PCA`, whose place it can take in a
+    Every rank calls `fit` with its own rows, any number of them, and gets the same components. `transform` and all other
+    methods are local. Attributes, scaling and signs are those of `sklearn.decomposition.PCA`, which it can replace in a
     `Pipeline`.
 
     Parameters
     ----------
     n_components : int, float in (0, 1) or None
-        How many; a float: as many as explain that part of the variance; None: min(n, d) of all rows.
+        Number of components. A float is the share of the variance that they explain. None means min(n, d) of all rows.
     whiten : bool
-        Divide scores by their deviations.
+        Divide each score by its standard deviation.
     solver : {"auto", "gram", "subsample", "vr", "vr-plain", "krylov"}
-        docs/decomposition.md says which is for what; the choice of ``auto`` and the reason are ``solver_`` and ``why_``.
+        docs/decomposition.md compares them. ``auto`` chooses one: ``solver_`` is the choice, and ``why_`` the reason.
     tol : float
-        Stop when the explained variance that is still missed is estimated to be at most this part of it.
+        Stop when the estimated relative error of the explained variance is at most ``tol``.
     random_state : int, RandomState or None
-        What rank 0 gives counts.
+        Seed. That of rank 0 is used on all ranks.
     comm : Comm, mpi4py communicator or None
-        The ranks; None: all of the program (COMM_WORLD). Each `fit` works on a duplicate. A clone shares it, a pickle
-        leaves it out: what is loaded has None.
+        The ranks. None means all ranks of the program (COMM_WORLD). Each `fit` works on a duplicate. `clone` shares the
+        communicator. `pickle` leaves it out, so that a loaded estimator has None.
     threads : int
-        Of this rank; 0: the cores of the node divided by its ranks, unless the environment sets a number.
+        Threads of this rank. 0 means the cores of the node divided by its ranks, unless an environment variable sets a number.
     vr_fraction, batch_size, step_size, sync_every, sync_delay, snapshot_fraction
-        Of the solver ``vr``, as in `mpiddl.decomposition.Settings`.
+        Options of the solver ``vr``: see `mpiddl.decomposition.Settings`.
     max_passes : float
-        Over the data, after which `fit` gives up.
+        Number of passes over the data after which `fit` gives up.
 
     Attributes
     ----------
@@ -47,20 +47,20 @@ class PCA(Estimator):
         Orthonormal rows, largest variance first; the largest entry of each is positive.
     explained_variance_, explained_variance_ratio_, singular_values_ : ndarray, shape (n_components_,)
     explained_variance_error_ : ndarray, shape (n_components_,)
-        What ``explained_variance_`` may miss, by estimate.
+        Estimated error of ``explained_variance_``.
     mean_ : ndarray, shape (d,)
     noise_variance_ : float
     n_components_, n_features_in_, n_samples_ : int
-        The rows are those of all ranks.
+        ``n_samples_`` counts the rows of all ranks.
     solver_, why_ : str
     n_passes_, n_rounds_, n_bytes_, seconds_ : float, int, int, float
-        Passes over the data, rounds of communication, bytes this rank sent, seconds of `fit`.
+        Passes over the data, rounds of communication, bytes that this rank sent, and seconds of `fit`.
     history_ : list of Moment
         After each pass: seconds, passes, rounds, estimated error, explained variance.
 
     Communication
     -------------
-    `fit`: collective; what a solver costs stands on top of its file. All else: none.
+    `fit` is collective. The file of each solver states its cost. All other methods do not communicate.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Truncated singular value decomposition with scikit-learn's face, over rows that are spread over ranks."""
+"""Truncated singular value decomposition as a scikit-learn estimator, for rows that are distributed over ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mpiddl.errors import UsageError
 
 
 class TruncatedSVD(Estimator):
-    """The leading singular values and right singular vectors of all ranks' rows, not centred.
+    """The largest singular values and right singular vectors of the rows of all ranks, without centring.
 
-    Otherwise as `PCA`; attributes, scaling and signs are those of `sklearn.decomposition.TruncatedSVD`.
+    It works as `PCA` does. Attributes, scaling and signs are those of `sklearn.decomposition.TruncatedSVD`.
 
     Parameters
     ----------
     n_components : int
-        From 1 to the smaller of rows and columns.
+        Number of components, from 1 to min(rows, columns).
     solver, tol, random_state, comm, threads, max_passes
         As in `PCA`.
     vr_fraction, batch_size, step_size, sync_every, sync_delay, snapshot_fraction
@@ -31,15 +31,15 @@ class TruncatedSVD(Estimator):
     components_ : ndarray, shape (n_components_, d)
         Right singular vectors.
     singular_values_ : ndarray, shape (n_components_,)
-        Largest first.
+        In descending order.
     explained_variance_, explained_variance_ratio_ : ndarray, shape (n_components_,)
-        Variances of the scores, and their part of the variance of all columns.
+        Variances of the scores, and their shares of the total variance.
     n_components_, n_features_in_, n_samples_, solver_, why_, n_passes_, n_rounds_, n_bytes_, seconds_, history_
         As in `PCA`.
 
     Communication
     -------------
-    `fit`: collective, as in `PCA`. All else: none.
+    `fit` is collective, as in `PCA`. All other methods do not communicate.
 
     Examples
     --------

@@ -43,11 +43,22 @@ ORTHOGONAL_EVERY = 4
 
 @dataclass(frozen=True)
 class Settings:
-    """How ``vr`` works; None: chosen from the data.
+    """Options of the solver ``vr``. None means that the value is chosen from the data.
 
-    ``fraction`` of a rank's rows in one call, ``batch`` rows a step, ``step`` times the automatic step size, averages every
-    ``sync_every`` steps, applied ``sync_delay`` averages late. Anchors (W~ and R) are renewed from the part ``snapshot`` of all
-    rows, always the same, until these tell no more about the others; then from all.
+    Attributes
+    ----------
+    fraction : float
+        Share of the rows of a rank that the mini-batches between two snapshots use.
+    batch : int or None
+        Rows in a mini-batch.
+    step : float
+        Factor of the automatic step size.
+    sync_every : int or None
+        Steps between two averages over the ranks. None means one average at the end.
+    sync_delay : int
+        Number of averages by which each average is delayed.
+    snapshot : float
+        Share of the rows that a snapshot (W~ and R) is computed from. Later snapshots use all rows.
     """
 
     fraction: float = 0.125
