@@ -56,15 +56,15 @@ class Faster(_Base):
     def Prepare(self) -> None:
         """Create the private duplicate and read the table now, and not at the first call that needs them. Collective.
 
-        ``Communicator(comm)`` calls it. A communicator from ``Dup`` or ``Split`` calls it at its first blocking call of 4 KiB or
-        more. Until then its ``Iallreduce`` and ``Ibcast`` use the MPI library.
+        ``Communicator(comm)`` calls it. A communicator from ``Dup`` or ``Split`` calls it at its first blocking call of 4 KiB
+        or more. Until then its ``Iallreduce`` and ``Ibcast`` use the MPI library.
         """
         if self._private is None:
             self._prepare()
             raise_held(self._own.link)
 
     def why(self, call: str, nbytes: int) -> Choice:
-        """The algorithm for a call of ``nbytes``, and the reason: ``print(comm.why("allreduce", 1 << 20))``. Local after `Prepare`.
+        """The algorithm for a call, and the reason: ``print(comm.why("allreduce", 1 << 20))``. Local after `Prepare`.
 
         Parameters
         ----------

@@ -92,8 +92,8 @@ class Communicator(_Making, MPI.Intracomm):
 
     Communication
     -------------
-    The constructor is collective over ``comm``: a duplication, a barrier, four splits, three broadcasts and two all-gathers, and
-    one more all-gather if there is a table that is not used. On one rank it does not communicate.
+    The constructor is collective over ``comm``: a duplication, a barrier, four splits, three broadcasts and two all-gathers,
+    and one more all-gather if there is a table that is not used. On one rank it does not communicate.
     """
 
     def __new__(cls, comm: Any = None, table: str | Path | None = None) -> Communicator:
