@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from threading import Timer, get_ident
+from queue import SimpleQueue
+from threading import Thread, get_ident
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ import pytest
 from mpiddl.collectives import TwoStep, calls
 from mpiddl.errors import CommError
 from mpiddl.topology import neighbours
-from mpiddl.transport.mpi import MpiComm, connected, failing_together
+from mpiddl.transport.mpi import MpiComm, MpiRequest, connected, failing_together
+from mpiddl.transport.shared import KernelRequest
 from mpiddl.transport.start import load_mpi
 
 pytestmark = pytest.mark.mpi
@@ -22,36 +25,63 @@ class Rung(Exception):
     """What a program's signal handler raises."""
 
 
-@pytest.fixture
-def ring(mpi_tmp_path):
-    """``ring(delays)``: this rank's main thread gets signals after so many seconds; their handler raises `Rung`.
+WAITS = (MpiComm, "wait"), (MpiComm, "progress"), (MpiRequest, "Wait"), (KernelRequest, "Wait")
+"""Where a rank waits for others in the middle of a call, or looks again and again."""
 
-    ``ring.sent()`` waits, on another rank, until one is on its way.
+
+@pytest.fixture
+def ring(mpi_tmp_path, monkeypatch):
+    """``ring(times)``: this rank's main thread gets a signal in its next wait for other ranks; the handler raises `Rung`.
+
+    Each further signal comes in the next wait after the handler has run. ``ring.sent()`` waits, on another rank, until the
+    last one has come: the waiting call cannot be over before that.
     """
+    main, armed, waits, rung, threads = get_ident(), [], SimpleQueue(), SimpleQueue(), []
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)  # as Python asks for
 
     def handler(number, frame):
+        rung.put(None)
         raise Rung
 
-    def send(thread):
-        signal.pthread_kill(thread, signal.SIGUSR1)
-        time.sleep(0.2)  # a rank that shares its core has to come to it while it still waits
-        (mpi_tmp_path / "sent").touch()  # by this thread: the other one is in the library
+    def send(times):
+        for _ in range(times):
+            armed.append(True)
+            waits.get()
+            signal.pthread_kill(main, signal.SIGUSR1)
+            os.read(reading, 1)  # the interpreter knows of it: the main thread takes no step more before the handler
+            if times > 1:
+                rung.get()
+        (mpi_tmp_path / "sent").touch()  # by this thread: the other one may be in the library
+
+    def telling(wait):
+        def told(*args, **options):
+            if armed and get_ident() == main:
+                armed.clear()
+                waits.put(None)
+            return wait(*args, **options)
+
+        return told
+
+    def ring(times=1):
+        threads.append(Thread(target=send, args=(times,), daemon=True))
+        threads[-1].start()
 
     def sent():
         while not (mpi_tmp_path / "sent").exists():
             time.sleep(0.005)
 
-    def ring(*delays):
-        for delay in delays:
-            timers.append(Timer(delay, send, (get_ident(),)))
-            timers[-1].start()
-
     ring.sent = sent
-    timers, before = [], signal.signal(signal.SIGUSR1, handler)
+    for owner, name in WAITS:
+        monkeypatch.setattr(owner, name, telling(getattr(owner, name)))
+    before, wakeup = signal.signal(signal.SIGUSR1, handler), signal.set_wakeup_fd(writing)
     yield ring
-    for timer in timers:
-        timer.join()
     signal.signal(signal.SIGUSR1, before)
+    signal.set_wakeup_fd(wakeup)
+    for thread in threads:
+        thread.join()
+    os.close(reading)
+    os.close(writing)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -95,7 +125,7 @@ def test_an_exception_of_a_signal_comes_when_the_call_is_over(comm, forced, ring
         called(1.0)
     comm.Barrier()
     if comm.rank == 0:
-        ring(0.1)
+        ring()
     else:
         ring.sent()
     for value in (3.0, 5.0, 7.0):
@@ -118,7 +148,7 @@ def test_a_second_exception_ends_a_call_and_the_communicator(comm, forced, ring)
     ours.Allreduce(x, x.copy())
     comm.Barrier()
     if comm.rank == 0:  # alone: it would wait for ever
-        ring(0.1, 0.3)
+        ring(times=2)
         with pytest.raises(Rung):
             ours.Allreduce(x, x.copy())
         for call in (lambda: ours.Allreduce(x, x.copy()), lambda: ours.Bcast(x), lambda: ours.Iallreduce(x, x.copy())):
@@ -134,7 +164,7 @@ def test_an_exception_of_a_signal_comes_when_a_plan_is_through(link, ring):
         plan.input[:] = value
         link.Barrier()
         if value == 2 and link.rank == 0:
-            ring(0.1)
+            ring()
             with pytest.raises(Rung):
                 plan()
         else:
@@ -144,7 +174,7 @@ def test_an_exception_of_a_signal_comes_when_a_plan_is_through(link, ring):
         assert (plan.result == link.size * value).all()
     link.Barrier()
     if link.rank == 0:  # alone: it would wait for ever
-        ring(0.1, 0.3)
+        ring(times=2)
         with pytest.raises(Rung):
             plan()
         with pytest.raises(CommError, match="ended a collective in the middle"):
