@@ -210,7 +210,7 @@ def test_a_budget_that_was_not_kept_is_told():
     assert "budget" not in advice(grid, cut, cut)
     told = advice(grid, cut, [outcome()] * 3)
     assert "asgd did not use the whole budget: the 2 epochs of [train] ended before it." in told
-    assert "asgd (1.50 times the budget) used more than the budget" in advice(grid, cut, [outcome(sent=6_000_000, epochs=1.5)] * 3)
+    assert "asgd (1.50 times the budget) used more than" in advice(grid, cut, [outcome(sent=6_000_000, epochs=1.5)] * 3)
     timed, brief = replace(grid, budget=("seconds", 5.0)), [outcome(seconds=5.0, epochs=1.5)] * 3
     assert "two-step (2.00 times the budget)" in advice(timed, cut, brief)
     assert "budget" not in advice(replace(grid, budget=None), cut, [outcome()] * 3)
@@ -220,7 +220,7 @@ def test_seconds_that_are_the_budget_choose_nobody():
     grid = grid_of("two-step", "local-sgd", seconds=10.0)
     slow, less = [outcome(epochs=1.5)] * 3, [outcome(seconds=9.9, sent=5_000_000, epochs=1.5)] * 3
     told = advice(grid, slow, less)
-    assert "Take two-step" in told and "two-step and local-sgd are equal within noise in validation accuracy; of these, two" in told
+    assert "Take two-step" in told and "local-sgd are equal within noise in validation accuracy; of these, two-step" in told
     less = [{**each, "seconds": 9.0} for each in less]
     assert "Take two-step" in advice(grid, slow, less) and "Take local-sgd" in advice(replace(grid, budget=None), slow, less)
 

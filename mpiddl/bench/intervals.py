@@ -1,7 +1,7 @@
 """Means over several seeds, with 95 % intervals, or with ranges where there are too few seeds for an interval.
 
-The interval is Student's t interval of the mean of n seeds: half of it is t(0.975, n - 1) s / sqrt(n). With two seeds the factor
-t is 12.7, so the interval would tell nothing. Fewer than three seeds have a range instead: the smallest and the largest value.
+The interval is Student's t interval of the mean of n seeds: half of it is t(0.975, n - 1) s / sqrt(n). With two seeds t is
+12.7, and an interval would say nothing. Fewer than three seeds have a range instead: the smallest and the largest value.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def shown(mean: Mean, sign: str = "", digits: int = 2) -> str:
     >>> shown(mean([0.3, 0.4, 0.5]), "+"), shown(mean([95.5, 96.5])), shown(mean([1.0]))
     ('+0.40 ± 0.25', '96.00 (95.50 to 96.50)', '1.00')
     """
-    value, low, high = (f"{round(each, digits) + 0.0:{sign}.{digits}f}" for each in (mean.value, mean.low, mean.high))  # not -0.00
+    # Adding 0.0 turns -0.00 into 0.00.
+    value, low, high = (f"{round(each, digits) + 0.0:{sign}.{digits}f}" for each in (mean.value, mean.low, mean.high))
     if mean.half is None:
         return value if low == high else f"{value} ({low} to {high})"
     half = f"{mean.half:.{digits}f}"

@@ -42,7 +42,8 @@ Examples:
   mpiddl compare examples/compare.toml --show                 report on the finished runs, run nothing
   sbatch --array=1-8 slurm/compare.sbatch                     on a cluster, in eight parts
 
-The same command continues a comparison that was stopped or killed: finished runs are kept in --out. Failed runs are tried again.
+To continue a comparison that was stopped or killed, start the same command again. Finished runs are kept in --out. Failed runs
+are tried again.
 """
 
 
@@ -70,18 +71,21 @@ def _part(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("--testbed", metavar="HOSTS:RATE", help="Run on emulated hosts with links of this rate, such as 8:200mbit.")
 @click.option("--out", metavar="DIR", help="Folder for the runs and the report.  [default: runs/JOB]")
 @click.option("--show", is_flag=True, help="Run nothing. Write the report of the finished runs.")
-@click.option("--part", callback=_part, metavar="N/COUNT", help="Run part N of COUNT parts of the comparison. --show joins the parts.")
-@click.option("--jobs", default=0, metavar="N", help="Number of simulated runs at a time. Other runs are timed, one by one.  [default: cores]")
+@click.option("--part", callback=_part, metavar="N/COUNT",
+              help="Run part N of COUNT parts of the comparison. --show joins the parts.")
+@click.option("--jobs", default=0, metavar="N",
+              help="Number of simulated runs at a time. Other runs are timed, one by one.  [default: cores]")
 @click.option("--mpi", metavar="openmpi|mpich", help="MPI library whose mpiexec is used.  [default: that of this Python]")
-@click.option("--launch", default="", metavar="COMMAND", help="Launcher other than mpiexec, with -n for ranks: 'srun --mpi=pmix'.")
+@click.option("--launch", default="", metavar="COMMAND",
+              help="Launcher other than mpiexec, with -n for ranks: 'srun --mpi=pmix'.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
 def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | None, out: str | None, show: bool,
             part: tuple[int, int], jobs: int, quiet: bool, **options: Any) -> None:
     """Compare strategies on your job with an equal budget, and advise one.
 
-    Each strategy runs with each number of workers and each seed. The verdict is printed; --out gets report.html (one file with all
-    pictures), report.md and report.json: accuracy, time to a target, bytes, staleness, distance between ranks. Validation rows decide,
-    test rows are reported. Start it without mpiexec: it starts the ranks itself.
+    Each strategy runs with each number of workers and each seed. The verdict is printed. The folder --out gets report.html
+    (one file with all pictures), report.md and report.json: accuracy, time to a target, bytes, staleness, distance between
+    ranks. Validation rows decide, test rows are reported. Start it without mpiexec: it starts the ranks itself.
     """
     from mpiddl.compare.check import check
     from mpiddl.compare.grid import read_grid
@@ -93,7 +97,8 @@ def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | Non
     from mpiddl.request import search_path
 
     if promise(os.environ).size > 1:
-        raise UsageError(f"ranks: got {promise(os.environ).size}, expected one, started without mpiexec or srun: compare starts the ranks itself")
+        raise UsageError(f"ranks: got {promise(os.environ).size}, expected one: start compare without mpiexec or srun, it "
+                         "starts the ranks itself")  # fmt: skip
     grid = read_grid(job_file, simulate or ())
     place = _place(simulate, testbed, jobs, options)
     if out == "":
@@ -122,7 +127,7 @@ def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | Non
             remember(study)
             study.run(part)
     except (KeyboardInterrupt, SystemExit):
-        say(f"{counted(len(store), 'run')} kept in {folder}. The same command continues; --show writes a report of the finished runs")
+        say(f"{counted(len(store), 'run')} kept in {folder}. The same command continues; --show reports on the finished runs")
         raise
     finally:
         store.close()

@@ -8,5 +8,6 @@
     figures     means over seeds, paired differences, intervals
     choice      which strategy is advised, by fixed rules
     advice      the verdict in words, with warnings and notes
+    columns     of the tables
     document    the report as blocks, which `markdown` and `page` write and `plots` illustrates
 """

@@ -49,8 +49,8 @@ def advise(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int, si
     baseline = next(entry for entry in there if entry.label == grid.baseline)
     against, caveat = _against(choice, baseline), _caveat(grid, there)
     verdict = [f"Take {choice.taken.label}{_figures(choice.taken, grid)}", _why(grid, choice, there), *(caveat or against)]
-    notes = [*(against if caveat else []), *_more_seeds(grid, choice), *_below(choice), *_others(grid, choice), *_faster(grid, choice),
-             *_holds_for(baseline, simulated)]  # fmt: skip
+    notes = [*(against if caveat else []), *_more_seeds(grid, choice), *_below(choice), *_others(grid, choice),
+             *_faster(grid, choice), *_holds_for(baseline, simulated)]  # fmt: skip
     return Advice(workers, choice.taken.label, verdict, warnings, notes)
 
 
@@ -80,7 +80,8 @@ def _why(grid: Grid, choice: Choice, there: list[Entry]) -> str:
         return (f"{named(choice.good)} {_differ(choice, choice.good)} in validation accuracy; of these, "
                 f"only {taken} reaches {percent(grid.target)} with every seed.")  # fmt: skip
     if len(choice.tied) == 1:
-        second = min((entry for entry in choice.able if entry is not choice.taken), key=lambda entry: amount(entry, choice.cost.measure))
+        others = [entry for entry in choice.able if entry is not choice.taken]
+        second = min(others, key=lambda entry: amount(entry, choice.cost.measure))
         gap = difference(paired(second, choice.taken, choice.cost.measure), "s", choice.cost.apart(second, choice.taken))
         return (f"{named(choice.able)} {_differ(choice, choice.able)} in validation accuracy; of these, "
                 f"{taken} is the fastest ({choice.cost.words} with the second fastest, {second.label}: {gap}).")  # fmt: skip
@@ -120,7 +121,8 @@ def _preferred(choice: Choice) -> str:
               f"{f'{low} to {high}' if low != high else high} MB)"  # fmt: skip
     if max(theirs) <= CLOSE * ours:
         return f"{simplest}, and they send about the same {figures}"
-    return f"sends the fewest bytes {figures}" if ours <= min(theirs) else f"{simplest} of those that send the fewest bytes {figures}"
+    least = "sends the fewest bytes" if ours <= min(theirs) else f"{simplest} of those that send the fewest bytes"
+    return f"{least} {figures}"
 
 
 def _against(choice: Choice, baseline: Entry) -> list[str]:
@@ -151,7 +153,8 @@ def _caveat(grid: Grid, there: list[Entry]) -> list[str]:
     """What to mind most: strategies that are left out, and too few seeds."""
     parts = []
     if out := [entry for entry in there if not entry.whole]:
-        parts.append(f"{listed([f'{entry.label} ({incomplete(entry)})' for entry in out])} {'is' if len(out) == 1 else 'are'} left out")
+        names = listed([f"{entry.label} ({incomplete(entry)})" for entry in out])
+        parts.append(f"{names} {'is' if len(out) == 1 else 'are'} left out")
     if len(grid.seeds) == 1:
         parts.append("one seed says nothing about noise, so run three or more before you rely on this")
     elif len(grid.seeds) == 2:
@@ -212,7 +215,8 @@ def _holds_for(baseline: Entry, simulated: bool) -> list[str]:
     """Where the verdict holds: the share of time that messages take decides most of it."""
     share = baseline.mean(computing)
     if simulated or share is None:
-        return ["The verdict holds for this job and these settings. Another network, another model or longer training may change it."]
+        return ["The verdict holds for this job and these settings. Another network, another model or longer training may "
+                "change it."]  # fmt: skip
     return [f"The verdict holds for this job on this network, where {baseline.label} spends {share.value:.0f} % of its time on "
             "computation and the rest on messages and waiting. Where that share is larger, bytes matter less. Another model or "
             "longer training may change the accuracies."]  # fmt: skip

@@ -1,7 +1,7 @@
 """One run of a comparison: ``python -m mpiddl.compare.cell SETTINGS.json OUTCOME.json``, alone or under a launcher.
 
-OUTCOME is written at the end and in one piece: if it exists, it is complete. With ``--with-parent``, a run of one process ends when
-its standard input ends, which happens when its parent is killed.
+OUTCOME is written at the end and in one piece: if it exists, it is complete. With ``--with-parent``, a run of one process ends
+when its standard input ends, which happens when its parent is killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which strategy is advised: by accuracy on the validation rows, then time, then bytes, then simplicity. Test rows decide nothing.
+"""Which strategy is advised: by accuracy on the validation rows, then time, bytes and simplicity. Test rows decide nothing.
 
 1. Candidates are the strategies with a result for every seed.
 2. As accurate as the best: at most ``margin`` points below it in the mean, or a difference within noise.

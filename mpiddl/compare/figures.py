@@ -155,7 +155,7 @@ def grain(target: float) -> Measure:
 
 
 def rows(grid: Grid, found: Mapping[Cell, Outcome]) -> list[dict[str, Any]]:
-    """All figures of the report's tables as plain values; a mean is ``{"value", "half", "seeds", "low", "high"}``."""
+    """All figures of the report's tables as plain values; a mean has the names of `mpiddl.bench.intervals.Mean`."""
     made = []
     for workers in grid.workers:
         there = entries(grid, found, workers)
@@ -166,7 +166,8 @@ def rows(grid: Grid, found: Mapping[Cell, Outcome]) -> list[dict[str, Any]]:
 
 def _row(grid: Grid, entry: Entry, baseline: Entry) -> dict[str, Any]:
     measures: dict[str, Measure] = {"accuracy": points, "validation": validated, "seconds": seconds, "sent_mb": sent,
-                                    "egress_mb": egress, "ingress_mb": ingress, "distance": apart, "computing": computing}  # fmt: skip
+                                    "egress_mb": egress, "ingress_mb": ingress, "distance": apart,
+                                    "computing": computing}  # fmt: skip
     if grid.target:
         measures |= {f"{axis}_to_target": reaching(grid.target, axis) for axis in ("seconds", "bytes", "samples")}
     late = entry.staleness()

@@ -49,7 +49,7 @@ MOST_CONTENDERS, MOST_WORKERS, MOST_SEEDS, MOST_CELLS = 100, 1024, 1000, 100_000
 
 
 class Contender(NamedTuple):
-    """A strategy in a comparison: its ``label`` in tables, its ``spec`` for `make_strategy`, its own settings and their values."""
+    """A strategy in a comparison: its ``label`` in tables, its ``spec`` for `make_strategy`, its own settings with values."""
 
     label: str
     spec: str
@@ -129,7 +129,7 @@ def ranks_beside(strategy: Strategy, workers: int) -> int:
         ranks = range(workers + more)
         if sum(not strategy.placement(len(ranks), rank, len(ranks)).serves for rank in ranks) == workers:
             return more
-    raise UsageError(f"strategy: got {describe(strategy)}, expected one with {workers} ranks that compute and at most 64 that serve")
+    raise UsageError(f"strategy: got {describe(strategy)}, expected one with {workers} computing and at most 64 serving ranks")
 
 
 def read_grid(path: Path, workers: Sequence[int] = ()) -> Grid:
@@ -156,7 +156,7 @@ def make_grid(train: Mapping[str, Any], asked: Mapping[str, Any], workers: Seque
     check_names(asked, KEYS, "key of [compare]")
     for name, instead in NOT_SHARED.items():
         if name in train:
-            raise UsageError(f"{name}: got it in [train], expected {instead} instead, because the comparison sets {name} itself")
+            raise UsageError(f"{name}: got it in [train], expected {instead} instead: the comparison sets {name} itself")
     job = make_job(train)
     contenders = _contenders(asked, train)
     counts = _counts("workers", list(workers) or asked.get("workers", 4))
@@ -166,7 +166,8 @@ def make_grid(train: Mapping[str, Any], asked: Mapping[str, Any], workers: Seque
                          "reports test rows")  # fmt: skip
     baseline = asked.get("baseline", contenders[0].label)
     if baseline not in [contender.label for contender in contenders]:
-        raise UsageError(f"baseline: got {baseline!r}, expected one of {', '.join(contender.label for contender in contenders)}")
+        labels = ", ".join(contender.label for contender in contenders)
+        raise UsageError(f"baseline: got {baseline!r}, expected one of {labels}")
     if max(counts) > MOST_WORKERS:
         raise UsageError(f"workers: got {max(counts)}, expected at most {MOST_WORKERS}")
     grid = Grid(train, contenders, counts, _seeds(asked.get("seeds", 3)), _budget(asked), target, baseline,

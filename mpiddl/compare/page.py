@@ -15,7 +15,8 @@ h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 2.2rem; border-bottom: 1px sol
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
 th { background: #f4f4f4; vertical-align: bottom; } td { white-space: nowrap; }
-th:first-child, td:first-child, table.words th, table.words td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+th:first-child, td:first-child, table.words th, table.words td { text-align: left; }
+th:first-child, td:first-child, table.words td { white-space: normal; overflow-wrap: anywhere; }
 th:first-child { width: 11rem; } table.words th:first-child { width: 16rem; }
 tr.marked td { background: #eaf4ea; font-weight: 600; } tr.flagged td { background: #fdecea; }
 ul.verdict { list-style: none; margin: 1rem 0; padding: .6rem .9rem; background: #eaf4ea; border-left: 4px solid #3a7d3a; }

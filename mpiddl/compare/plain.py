@@ -9,7 +9,7 @@ import re
 
 from mpiddl.strategies import NAMES, Strategy
 
-_SUM = "In every step, all workers add up their gradients and apply the same update. Each step lasts as long as its slowest worker."
+_SUM = "In every step, all workers add up their gradients and apply the same update. The slowest worker sets the pace."
 _SERVER = "Each worker works at its own pace: it sends its gradient to a parameter server and fetches the parameters."
 
 PLAIN = {
@@ -35,11 +35,11 @@ PLAIN = {
     "staleness-aware": f"{_SERVER} The later a gradient arrives, the smaller its update.",
     "dc-asgd-c": f"{_SERVER} Each late gradient is corrected for the change of the parameters in the meantime.",
     "dc-asgd-a": f"{_SERVER} Each late gradient is corrected for the change of the parameters, with a strength that adapts.",
-    "dc-asgd-momentum": f"{_SERVER} Each late gradient is corrected for the change of the parameters. All workers share one momentum.",
+    "dc-asgd-momentum": f"{_SERVER} Each late gradient is corrected for the change of the parameters. All share one momentum.",
     "dana": f"{_SERVER} The parameters that it fetches already contain the expected updates of the other workers.",
-    "ddc-asgd": f"{_SERVER} Each late gradient is corrected for the change of the parameters, and damped where lateness does harm.",
+    "ddc-asgd": f"{_SERVER} Each late gradient is corrected for the change of the parameters, and damped where needed.",
 }  # fmt: skip
-"""By the strategy's name, from the simplest strategy to the most complex one: of equally good strategies the simplest is advised."""
+"""By name, from the simplest strategy to the most complex one: of equally good strategies the simplest is advised."""
 
 
 def plain(strategy: Strategy) -> str:
@@ -52,7 +52,8 @@ def plain(strategy: Strategy) -> str:
     'Gossip that is frequent at the start of the training and rare at the end.'
     """
     name = _name(strategy)
-    return PLAIN.get(name, "") or _from_docstring(type(strategy)) or f"{type(strategy).__name__}: a strategy without a description."
+    unknown = f"{type(strategy).__name__}: a strategy without a description."
+    return PLAIN.get(name, "") or _from_docstring(type(strategy)) or unknown
 
 
 def complexity(strategy: Strategy) -> int:

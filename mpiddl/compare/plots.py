@@ -50,7 +50,8 @@ def pictures(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int) 
     curved = [entry for entry in there if any(outcome["curve"] for outcome in entry.good.values())]
     if curved:
         caption = ("Accuracy on the validation rows during training: by seconds, by bytes and by rows trained on. Higher and "
-                   "further left is better. Points: means over the seeds; bands: lowest to highest seed." + LOGARITHMIC * _spread(curved))
+                   "further left is better. Points: means over the seeds; bands: lowest to highest seed."
+                   + LOGARITHMIC * _spread(curved))
         yield Picture(f"accuracy-{workers}.png", caption, _curves(grid, curved))
     if there:
         caption = ("Test accuracy of the finished models: by bytes sent. Higher and further left is better. Points: means over "
@@ -91,7 +92,7 @@ def _curves(grid: Grid, there: Sequence[Entry]) -> bytes:
 
 
 def _mean_curve(entry: Entry, axis: str, unit: float) -> tuple[list[float], ...]:
-    """Where the seeds' first, second, ... validations are, their mean, lowest and highest accuracy; as long as all seeds have one."""
+    """For the validations that all seeds have: the mean place on the axis, and the mean, lowest and highest accuracy."""
     curves = [outcome["curve"] for outcome in entry.good.values() if outcome["curve"]]
     x, y, low, high = [], [], [], []
     for together in zip(*curves, strict=False):
@@ -169,7 +170,8 @@ def _staleness(grid: Grid, late: Sequence[Entry]) -> bytes:
         told = entry.staleness() or {}
         delays = {int(delay): count / told["pushes"] for delay, count in told["histogram"].items()}
         axes.bar(list(delays), [100 * share for share in delays.values()], width=0.9, color=_colour(grid, entry))
-        axes.set_title(f"{_label(grid, entry)}: median {told['median']}, 95th percentile {told['of_95']}", fontsize=10, loc="left")
+        title = f"{_label(grid, entry)}: median {told['median']}, 95th percentile {told['of_95']}"
+        axes.set_title(title, fontsize=10, loc="left")
         axes.set_ylabel("gradients, %")
     panels[-1].set_xlabel("updates by other workers before the gradient was applied")
     return _png(figure)

@@ -47,8 +47,9 @@ class Ended(NamedTuple):
 def run(command: Sequence[str], env: Mapping[str, str], mark: str, limit_s: float, launcher: bool = False) -> Ended:
     """Run ``command`` for at most ``limit_s``. Its standard input stays open as long as this process lives.
 
-    ``mark`` is the beginning of the mark of its processes, by which `sweep` finds them if this process is killed. A ``launcher`` may not
-    pass on the end of its input, so the kernel ends it when this process ends; only for processes with one thread.
+    ``mark`` is the beginning of the mark of its processes, by which `sweep` finds them if this process is killed. A
+    ``launcher`` may not pass on the end of its input, so the kernel ends it when this process ends; only for processes with
+    one thread.
     """
     own = f"{mark}/{uuid.uuid4().hex}"
     with tempfile.TemporaryFile() as page:  # no pipe: a process that outlives the command would hold it open
@@ -89,8 +90,8 @@ def job_over(ended: Ended) -> bool:
 
 
 def reason(ended: Ended, limit_s: float) -> str:
-    """Why a command failed, in a line: the last error printed, or the rank that was lost, or the signal, or the last line printed, or the
-    exit code: the first of these that there is.
+    """Why a command failed, in a line: the last error printed, the rank that was lost, the signal, the last line printed or the
+    exit code, whichever of these is found first.
 
     Examples
     --------

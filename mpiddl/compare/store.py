@@ -66,7 +66,7 @@ class Store:
         except OSError as error:
             raise UsageError(f"out: {self.folder}: {error.strerror}; expected a folder that can be written") from None
         if self._lock is None:
-            raise UsageError(f"out: {self.folder}: another comparison is running there; wait for it, or use --out for another folder")
+            raise UsageError(f"out: {self.folder}: another comparison is running there; wait for it, or set another --out")
         if not os.access(self.folder, os.W_OK):
             raise UsageError(f"out: {self.folder}: permission denied; expected a folder that can be written")
 

@@ -35,10 +35,10 @@ def difference(gap: Mean | None, unit: str, grain: float = 0.0) -> str:
     >>> from mpiddl.bench.intervals import mean
     >>> difference(mean([-0.8, 0.0, -0.4]), "points"), difference(mean([2.0, 2.1, 1.9]), "s")
     ('-0.40 ± 0.99 points, within noise', '+2.00 ± 0.25 s, beyond noise')
-    >>> difference(mean([-0.8, 0.2]), "points"), difference(mean([0.1, 0.2]), "points"), difference(mean([0.5]), "points")
-    ('-0.30 (-0.80 to +0.20) points, of both signs', '+0.15 (+0.10 to +0.20) points with both seeds', '+0.50 points with one seed')
-    >>> difference(mean([0.5, 0.5, 0.5]), "points")
-    '+0.50 points with every seed'
+    >>> difference(mean([-0.8, 0.2]), "points"), difference(mean([0.1, 0.2]), "points")
+    ('-0.30 (-0.80 to +0.20) points, of both signs', '+0.15 (+0.10 to +0.20) points with both seeds')
+    >>> difference(mean([0.5]), "points"), difference(mean([0.5, 0.5, 0.5]), "points")
+    ('+0.50 points with one seed', '+0.50 points with every seed')
     >>> difference(mean([2.0, 2.1, 1.9]), "s", grain=2.1)
     '+2.00 ± 0.25 s, less than the time between two validations'
     """
@@ -114,5 +114,5 @@ def aligned(rows: Sequence[Sequence[str]], left: Sequence[bool]) -> list[list[st
     [['a ', ' 1'], ['bc', '10']]
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [[cell.ljust(width) if to_left else cell.rjust(width) for cell, width, to_left in zip(row, widths, left, strict=True)]
-            for row in rows]
+    shapes = [f"{'<' if to_left else '>'}{width}" for width, to_left in zip(widths, left, strict=True)]
+    return [[f"{cell:{shape}}" for cell, shape in zip(row, shapes, strict=True)] for row in rows]

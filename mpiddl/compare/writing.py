@@ -10,7 +10,8 @@ from typing import Any
 from mpiddl.bench.output import environment
 from mpiddl.compare import markdown, page, plots
 from mpiddl.compare.advice import Advice, advise
-from mpiddl.compare.document import figures_table, report, results
+from mpiddl.compare.columns import results
+from mpiddl.compare.document import figures_table, report
 from mpiddl.compare.figures import rows
 from mpiddl.compare.grid import Cell, Grid, as_plain
 from mpiddl.compare.study import Study
