@@ -283,7 +283,7 @@ def test_what_fails_is_a_row_and_is_tried_again(study, tmp_path):
     assert "nobody is there" in (tmp_path / "out" / "failed" / f"{name}.txt").read_text()
     advice, page = write_report(made, "mpiddl compare")
     assert [each.choice for each in advice] == ["two-step", "two-step"]
-    assert "1 diverged" in page.read_text() and "nobody is there" in page.with_suffix(".md").read_text()
+    assert "1\u00a0diverged" in page.read_text() and "nobody is there" in page.with_suffix(".md").read_text()
     again = Told()
     study(again)
     assert [str(cell) for cell in again.done] == [
@@ -427,7 +427,7 @@ def test_a_page_that_holds_all_it_shows(study, tmp_path):
     _, page = write_report(made, "mpiddl compare 'a <b>.toml'")
     text = page.read_text()
     assert text.count("data:image/png;base64,") == 4 * 2 and "http" not in text and "src=" in text
-    assert "<digits>" not in text and "&lt;digits&gt;" in text and "not reached" in text
+    assert "<digits>" not in text and "&lt;digits&gt;" in text and "not\u00a0reached" in text
     files = {path.name for path in (tmp_path / "out").iterdir() if not path.name.startswith(".")}
     pictures = {f"{what}-{workers}.png" for what in ("accuracy", "ends", "time", "staleness") for workers in (2, 4)}
     assert files == {"cells.jsonl", "compare.json", "report.html", "report.md", "report.json", *pictures}

@@ -103,7 +103,7 @@ def test_what_comes_twice_or_without_end_is_refused(asked, workers, said):
 def test_names_do_no_harm(study, tmp_path):
     blocks = [Heading(HARM, 1), Paragraph(HARM), Items([HARM], "verdict"), Table(("strategy", "x"), [(HARM, HARM)])]
     text = page.render(blocks)
-    assert HARM not in text and text.count("&lt;img src=x onerror=alert(1)&gt;|") == 6  # the title is one
+    assert HARM not in text and text.replace("\u00a0", " ").count("&lt;img src=x onerror=alert(1)&gt;|") == 6
     written = markdown.render(blocks)
     assert written.count("<img") == written.count(r"\<img") == 5 and written.count(r"\|") == 5 and "[" not in written
     grid = grid_of({"strategy": "asgd", "label": "../../" + "x" * 300}, {"strategy": "ring", "label": "../../" + "x" * 301})
@@ -187,9 +187,9 @@ def test_a_baseline_that_gets_to_the_target_seldom_is_told():
     grid = grid_of("two-step", "asgd", target=0.9)
     fast = [outcome(a, 2.0, top=0.95) for a in (0.94, 0.95, 0.95)]
     told = advice(grid, [outcome(0.8, top=0.91), outcome(0.8, top=0.91), outcome(0.8)], fast)
-    assert "Take asgd" in told and "two-step gets there with 2 of 3 seeds" in told
-    assert "time to 90 %: two-step does not get there" in advice(grid, [outcome(0.8)] * 3, fast)
-    assert "gets there with" not in advice(grid, [outcome(0.8, top=0.91)] * 3, fast)
+    assert "Take asgd" in told and "two-step reaches it with 2 of 3 seeds" in told
+    assert "time to 90 %: two-step does not reach it" in advice(grid, [outcome(0.8)] * 3, fast)
+    assert "reaches it with" not in advice(grid, [outcome(0.8, top=0.91)] * 3, fast)
 
 
 def test_what_the_seeds_leave_open_is_told():

@@ -60,19 +60,22 @@ def mean(values: Sequence[float]) -> Mean:
     return Mean(fmean(values), half, n, min(values), max(values))
 
 
-def shown(mean: Mean, sign: str = "", digits: int = 2) -> str:
+def shown(mean: Mean, sign: str = "", digits: int = 2, unit: str = "") -> str:
     """A mean with half its interval, or with its range; ``sign`` "+" also marks what is above 0.
 
-    What rounds to no spread at all is left out.
+    A spread that rounds to 0 is left out.
 
     Examples
     --------
     >>> shown(mean([0.3, 0.4, 0.5]), "+"), shown(mean([95.5, 96.5])), shown(mean([1.0]))
     ('+0.40 ± 0.25', '96.00 (95.50 to 96.50)', '1.00')
+    >>> shown(mean([0.3, 0.4, 0.5]), unit="s"), shown(mean([95.5, 96.5]), unit="%")
+    ('0.40 ± 0.25 s', '96.00 % (95.50 to 96.50)')
     """
+    unit = f" {unit}" * bool(unit)
     # Adding 0.0 turns -0.00 into 0.00.
     value, low, high = (f"{round(each, digits) + 0.0:{sign}.{digits}f}" for each in (mean.value, mean.low, mean.high))
     if mean.half is None:
-        return value if low == high else f"{value} ({low} to {high})"
+        return f"{value}{unit}" + (f" ({low} to {high})" if low != high else "")
     half = f"{mean.half:.{digits}f}"
-    return f"{value} ± {half}" if float(half) else value
+    return value + (f" ± {half}" if float(half) else "") + unit

@@ -55,11 +55,11 @@ def advise(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int, si
 
 
 def _figures(entry: Entry, grid: Grid) -> str:
-    parts = [f"{told(entry.mean(points))} % of the test rows right", f"{told(entry.mean(seconds))} s of training",
-             f"{told(entry.mean(sent))} MB sent"]  # fmt: skip
+    parts = [f"{told(entry.mean(points), unit='%')} of the test rows right",
+             f"{told(entry.mean(seconds), unit='s')} of training", f"{told(entry.mean(sent), unit='MB')} sent"]  # fmt: skip
     if reaches(grid, entry):
-        until = told(entry.mean(reaching(grid.target, "seconds")))
-        parts.append(f"{percent(grid.target)} of the validation rows right after {until} s")
+        until = told(entry.mean(reaching(grid.target, "seconds")), unit="s")
+        parts.append(f"{percent(grid.target)} of the validation rows right after {until}")
     return f": {', '.join(parts)}."
 
 
@@ -100,9 +100,9 @@ def _differ(choice: Choice, those: list[Entry], time: bool = False) -> str:
 def _gaps(choice: Choice) -> str:
     """How far the choice is from the most accurate and from the fastest."""
     taken, best, fastest, cost = choice.taken, choice.best, choice.fastest, choice.cost
-    far = {best.label: [f"{told(paired(taken, best, validated), '+')} points"]} if taken is not best else {}
+    far = {best.label: [told(paired(taken, best, validated), "+", "points")]} if taken is not best else {}
     if choice.time_counts and taken is not fastest:
-        far.setdefault(fastest.label, []).append(f"{told(paired(taken, fastest, cost.measure), '+')} s")
+        far.setdefault(fastest.label, []).append(told(paired(taken, fastest, cost.measure), "+", "s"))
     parts = [f"{' and '.join(gaps)} against {label}" for label, gaps in far.items()]
     return f" ({taken.label}: {', '.join(parts)})" if parts else ""
 
@@ -117,7 +117,7 @@ def _preferred(choice: Choice) -> str:
         return simplest
     ours, theirs = amount(taken, sent), [amount(entry, sent) for entry in others]
     low, high = (told(mean([pick(theirs)])) for pick in (min, max))
-    figures = f"({told(taken.mean(sent))} MB; {'the others' if len(others) > 1 else 'the other one'}: " \
+    figures = f"({told(taken.mean(sent), unit='MB')}; {'the others' if len(others) > 1 else 'the other one'}: " \
               f"{f'{low} to {high}' if low != high else high} MB)"  # fmt: skip
     if max(theirs) <= CLOSE * ours:
         return f"{simplest}, and they send about the same {figures}"
@@ -144,8 +144,8 @@ def _longer(taken: Entry, baseline: Entry, cost: Cost) -> str:
     """The difference of the time that counts, and of how many seeds it is."""
     gap = paired(taken, baseline, cost.measure)
     if gap is None:
-        return f"{cost.words}: {baseline.label} does not get there"
-    some = f" ({baseline.label} gets there with {gap.seeds} of {len(baseline.good)} seeds)" * (gap.seeds < len(baseline.good))
+        return f"{cost.words}: {baseline.label} does not reach it"
+    some = f" ({baseline.label} reaches it with {gap.seeds} of {len(baseline.good)} seeds)" * (gap.seeds < len(baseline.good))
     return f"{cost.words} {difference(gap, 's', cost.apart(taken, baseline))}{some}"
 
 

@@ -10,7 +10,7 @@ NONE = "-"
 MOST_NAMES = 6
 
 
-def told(value: Mean | None, sign: str = "") -> str:
+def told(value: Mean | None, sign: str = "", unit: str = "") -> str:
     """A mean with its interval or range, to about three figures.
 
     Examples
@@ -24,7 +24,7 @@ def told(value: Mean | None, sign: str = "") -> str:
     if value is None:
         return NONE
     size = abs(value.value)
-    return shown(value, sign, 0 if size >= 1000 or not size else 1 if size >= 100 else 2)
+    return shown(value, sign, 0 if size >= 1000 or not size else 1 if size >= 100 else 2, unit)
 
 
 def difference(gap: Mean | None, unit: str, grain: float = 0.0) -> str:
@@ -36,7 +36,7 @@ def difference(gap: Mean | None, unit: str, grain: float = 0.0) -> str:
     >>> difference(mean([-0.8, 0.0, -0.4]), "points"), difference(mean([2.0, 2.1, 1.9]), "s")
     ('-0.40 ± 0.99 points, within noise', '+2.00 ± 0.25 s, beyond noise')
     >>> difference(mean([-0.8, 0.2]), "points"), difference(mean([0.1, 0.2]), "points")
-    ('-0.30 (-0.80 to +0.20) points, of both signs', '+0.15 (+0.10 to +0.20) points with both seeds')
+    ('-0.30 points (-0.80 to +0.20), of both signs', '+0.15 points (+0.10 to +0.20) with both seeds')
     >>> difference(mean([0.5]), "points"), difference(mean([0.5, 0.5, 0.5]), "points")
     ('+0.50 points with one seed', '+0.50 points with every seed')
     >>> difference(mean([2.0, 2.1, 1.9]), "s", grain=2.1)
@@ -44,7 +44,7 @@ def difference(gap: Mean | None, unit: str, grain: float = 0.0) -> str:
     """
     if gap is None:
         return "no seed in common"
-    text = f"{told(gap, '+')} {unit}"
+    text = told(gap, "+", unit)
     if 0 < abs(gap.value) <= grain:
         return f"{text}, less than the time between two validations"
     if gap.seeds == 1:

@@ -52,7 +52,8 @@ def write_report(study: Study, command: str) -> tuple[list[Advice], Path]:
 def spoken(study: Study, advice: Sequence[Advice], quiet: bool) -> str:
     """The advice for a terminal: the verdict, and unless ``quiet`` the results and the warnings."""
     figures = rows(study.grid, study.found())
-    return "\n".join(line for each in advice for line in _spoken(study.grid, figures, each, quiet)) + "\n"
+    parts = ["\n".join(_spoken(study.grid, figures, each, quiet)) for each in advice]
+    return "\n\n".join(parts) + "\n"
 
 
 def _spoken(grid: Grid, figures: Sequence[Mapping[str, Any]], advice: Advice, quiet: bool) -> list[str]:
