@@ -20,7 +20,8 @@ table.words td { overflow-wrap: anywhere; }
 table.words th:first-child { width: 16rem; }
 tr.marked td { background: #eaf4ea; font-weight: 600; } tr.flagged td { background: #fdecea; }
 ul.verdict { list-style: none; margin: 1rem 0; padding: .6rem .9rem; background: #eaf4ea; border-left: 4px solid #3a7d3a; }
-ul.verdict li:first-child { font-size: 1.15rem; font-weight: 600; } ul.verdict li + li, ul.warning li + li { margin-top: .5rem; }
+ul.verdict li:first-child { font-size: 1.15rem; font-weight: 600; }
+ul.verdict li + li, ul.warning li + li { margin-top: .5rem; }
 ul.warning { list-style: none; margin: 1rem 0; padding: .6rem .9rem; background: #fff6e0; border-left: 4px solid #d98c3a; }
 figure { margin: 1.5rem 0; } img { max-width: 100%; height: auto; } figcaption { color: #555; }
 pre { background: #f4f4f4; padding: .7rem 1rem; overflow-x: auto; }
