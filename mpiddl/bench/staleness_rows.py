@@ -1,4 +1,7 @@
-"""What the runs of ``mpiddl bench staleness`` say: means, and differences of runs with the same seed, with 95 % intervals."""
+"""Results of ``mpiddl bench staleness``: means, and differences of runs with the same seed, with 95 % intervals.
+
+Fewer than three seeds have a range in place of the interval.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from mpiddl.bench.intervals import mean, with_half
+from mpiddl.bench.intervals import Mean, mean, shown
 from mpiddl.bench.output import Rows
 from mpiddl.bench.staleness_runs import SEQUENTIAL
 from mpiddl.errors import UsageError
@@ -65,8 +68,9 @@ def _row(place: tuple[str, int], contender: str, baseline: str, own: Outcomes, o
     yield {
         "case": f"{place[0]}, {place[1]} workers", "pattern": place[0], "workers": place[1], "contender": contender,
         "baseline": baseline, "rate": rates[contender], "baseline_rate": rates[baseline], "seeds": seeds,
-        "accuracy": accuracy.value, "interval": accuracy.half, "baseline_accuracy": against.value,
-        "baseline_interval": against.half, "difference": gap.value, "difference_interval": gap.half,
+        "accuracy": accuracy.value, "interval": accuracy.half, "range": [accuracy.low, accuracy.high],
+        "baseline_accuracy": against.value, "baseline_interval": against.half, "baseline_range": [against.low, against.high],
+        "difference": gap.value, "difference_interval": gap.half, "difference_range": [gap.low, gap.high],
         "delay": median([own[seed]["delay"] for seed in seeds]),
         "diverged": sum(own[seed]["diverged"] for seed in seeds), "wanted": wanted,
         "came": None if wanted is None else gap.value > wanted,
@@ -103,10 +107,21 @@ def _cells(row: Mapping[str, Any], first: bool) -> list[str]:
     came = {None: "", True: "yes", False: "no"}[row["came"]] + ("?" if row["sure"] is False else "")
     return [
         str(row["workers"]) if first else "", rule, f"{row['rate']:g}", f"{row['delay']:g}", str(len(row["seeds"])),
-        with_half(row["accuracy"], row["interval"]), row["baseline"],
-        with_half(row["baseline_accuracy"], row["baseline_interval"]),
-        with_half(row["difference"], row["difference_interval"], "+"), wanted, came,
+        shown(_mean(row, "accuracy", "")), row["baseline"], shown(_mean(row, "baseline_accuracy", "baseline_")),
+        shown(_mean(row, "difference", "difference_"), "+"), wanted, came,
     ]  # fmt: skip
+
+
+def _mean(row: Mapping[str, Any], name: str, before: str) -> Mean:
+    return Mean(row[name], row[f"{before}interval"], len(row["seeds"]), *row[f"{before}range"])
+
+
+def _bar(row: Mapping[str, Any]) -> tuple[float, float]:
+    """How far the bar of a row reaches below and above its accuracy."""
+    if row["interval"] is not None:
+        return row["interval"], row["interval"]
+    low, high = row["range"]
+    return max(0.0, row["accuracy"] - low), max(0.0, high - row["accuracy"])
 
 
 def draw(path: Path, data: str, rows: Rows) -> None:
@@ -122,8 +137,8 @@ def draw(path: Path, data: str, rows: Rows) -> None:
     for axes, pattern in zip(grid, patterns, strict=True):
         for rule in dict.fromkeys(row["contender"] for row in against):
             line = [row for row in against if (row["contender"], row["pattern"]) == (rule, pattern)]
-            halves = [row["interval"] or 0.0 for row in line]
-            axes.errorbar([row["workers"] for row in line], [row["accuracy"] for row in line], halves, fmt="o-", ms=4,
+            bars = list(zip(*map(_bar, line), strict=True))
+            axes.errorbar([row["workers"] for row in line], [row["accuracy"] for row in line], bars, fmt="o-", ms=4,
                           capsize=3, label=rule)
         workers = sorted({row["workers"] for row in rows})
         axes.axhline(against[0]["baseline_accuracy"], color="k", ls="--", label=SEQUENTIAL)

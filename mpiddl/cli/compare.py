@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EPILOG = """
 \b
 JOB.toml:
-  [train]                          what all runs share: settings of `mpiddl train`
+  [train]                          settings of `mpiddl train`, the same for all runs
   data = "digits"
   hidden = [64]
   epochs = 10
@@ -28,33 +28,32 @@ JOB.toml:
   optimiser = "nesterov"
   [compare]
   strategies = ["two-step", "local-sgd:period=8", {strategy = "asgd", rate = 0.02}]
-  workers = [4, 8]                 ranks that compute; each number is a grid of its own
+  workers = [4, 8]                 numbers of ranks that compute; compared separately
   seeds = 3                        runs of each strategy, or a list: [1, 2, 3]
-  target = 0.95                    tell how long it takes to this accuracy on the validation rows
-  # samples, seconds or bytes      another budget than [train]'s epochs, equal for all
-  # baseline, margin, limit        docs/compare.md tells these
+  target = 0.95                    report the time to this accuracy on the validation rows
+  # samples, seconds or bytes      a budget other than the epochs of [train], the same for all
+  # baseline, margin, limit        see docs/compare.md
 
 \b
 Examples:
   mpiddl compare examples/compare.toml --simulate 8           on the simulated clock: no cluster needed
-  mpiddl compare examples/compare.toml --testbed 8:200mbit    on 8 hosts with links of 200 Mbit/s, on this machine
-  mpiddl compare examples/compare.toml                        on this machine's MPI ranks
-  mpiddl compare examples/compare.toml --show                 the report of the runs that there are
-  sbatch --array=1-8 slurm/compare.sbatch                     on a cluster, eight parts at a time
+  mpiddl compare examples/compare.toml --testbed 8:200mbit    on 8 emulated hosts with links of 200 Mbit/s
+  mpiddl compare examples/compare.toml                        on MPI ranks of this machine
+  mpiddl compare examples/compare.toml --show                 report on the finished runs, run nothing
+  sbatch --array=1-8 slurm/compare.sbatch                     on a cluster, in eight parts
 
-\b
-A comparison that was stopped or killed goes on where it was when it is started again: finished runs are kept in --out as they
-come. Runs that failed are tried again.
+To continue a comparison that was stopped or killed, start the same command again. Finished runs are kept in --out. Failed runs
+are tried again.
 """
 
 
 def _workers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """None: not simulated. Nothing: as many as the file says."""
+    """None: not simulated. Empty: the numbers of the file."""
     if value is None:
         return None
     parts = [part for part in value.split(",") if part]
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise UsageError(f"simulate: got {value!r}, expected whole numbers from 1, such as 8 or 4,8, or nothing behind it")
+        raise UsageError(f"simulate: got {value!r}, expected whole numbers from 1, such as 8 or 4,8, or no value")
     return tuple(map(int, parts))
 
 
@@ -68,33 +67,38 @@ def _part(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.command(epilog=EPILOG)
 @click.argument("job_file", type=click.Path(path_type=Path), metavar="JOB.toml")
 @click.option("--simulate", is_flag=False, flag_value="", callback=_workers, metavar="[W,...]",
-              help="On the simulated clock, with so many workers, or as many as the file says.")
-@click.option("--testbed", metavar="HOSTS:RATE", help="On a cluster of this machine, shaped to a rate.")
-@click.option("--out", metavar="DIR", help="Folder for runs and report.  [default: runs/, and the name of JOB.toml]")
-@click.option("--show", is_flag=True, help="Run nothing; write the report of the runs that there are.")
-@click.option("--part", callback=_part, metavar="N/COUNT", help="Run one of so many parts of the grid; --show joins them.")
-@click.option("--jobs", default=0, metavar="N", help="Simulated runs at a time; others go one by one.  [default: cores]")
-@click.option("--mpi", metavar="openmpi|mpich", help="Whose mpiexec; usually the one beside this Python.")
-@click.option("--launch", default="", metavar="WORDS", help="Another launcher, given -n: 'srun --mpi=pmix'.")
-@click.option("--quiet", is_flag=True, help="Print nothing but the recommendation.")
+              help="Run on the simulated clock. W: numbers of workers.  [default: those of JOB.toml]")
+@click.option("--testbed", metavar="HOSTS:RATE", help="Run on emulated hosts with links of this rate, such as 8:200mbit.")
+@click.option("--out", metavar="DIR", help="Folder for the runs and the report.  [default: runs/JOB]")
+@click.option("--show", is_flag=True, help="Run nothing. Write the report of the finished runs.")
+@click.option("--part", callback=_part, metavar="N/COUNT",
+              help="Run part N of COUNT parts of the comparison. --show joins the parts.")
+@click.option("--jobs", default=0, metavar="N",
+              help="Number of simulated runs at a time. Other runs are timed, one by one.  [default: cores]")
+@click.option("--mpi", metavar="openmpi|mpich", help="MPI library whose mpiexec is used.  [default: that of this Python]")
+@click.option("--launch", default="", metavar="COMMAND",
+              help="Launcher other than mpiexec, with -n for ranks: 'srun --mpi=pmix'.")
+@click.option("--quiet", is_flag=True, help="Print only the verdict.")
 def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | None, out: str | None, show: bool,
             part: tuple[int, int], jobs: int, quiet: bool, **options: Any) -> None:
-    """Which strategy for my job? Run several on it, at an equal budget, and write what came out.
+    """Compare strategies on your job with an equal budget, and advise one.
 
-    A grid of strategies, numbers of workers and seeds. The report tells accuracy, time to a target, bytes, staleness and
-    how far ranks are apart, with intervals over the seeds, and recommends one: report.html, which holds all it shows, report.md
-    and report.json, in --out. Start it alone: it starts the ranks.
+    Each strategy runs with each number of workers and each seed. The verdict is printed. The folder --out gets report.html
+    (one file with all pictures), report.md and report.json: accuracy, time to a target, bytes, staleness, distance between
+    ranks. Validation rows decide, test rows are reported. Start it without mpiexec: it starts the ranks itself.
     """
     from mpiddl.compare.check import check
     from mpiddl.compare.grid import read_grid
     from mpiddl.compare.places import check_shared
     from mpiddl.compare.store import Store
     from mpiddl.compare.study import Study
+    from mpiddl.compare.words import counted
     from mpiddl.compare.writing import remember, spoken, write_report
     from mpiddl.request import search_path
 
     if promise(os.environ).size > 1:
-        raise UsageError(f"ranks: got {promise(os.environ).size}, expected one: the comparison starts the ranks itself")
+        raise UsageError(f"ranks: got {promise(os.environ).size}, expected one: start compare without mpiexec or srun, it "
+                         "starts the ranks itself")  # fmt: skip
     grid = read_grid(job_file, simulate or ())
     place = _place(simulate, testbed, jobs, options)
     if out == "":
@@ -110,7 +114,7 @@ def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | Non
     facts = check(grid, place, search_path(os.environ))
     store = Store(folder, part, say)
     if show and not list(folder.glob("cells*.jsonl")):
-        raise UsageError(f"out: {folder}: there are no runs to show")
+        raise UsageError(f"out: {folder}: there are no runs to show; run the command without --show first")
     if not show:
         store.take()
     study, whole = Study(grid, place, store, facts, say), part[1] == 1
@@ -123,18 +127,18 @@ def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | Non
             remember(study)
             study.run(part)
     except (KeyboardInterrupt, SystemExit):
-        say(f"{len(store)} runs are in {folder}; the same command goes on from there, and --show tells what they say")
+        say(f"{counted(len(store), 'run')} kept in {folder}. The same command continues; --show reports on the finished runs")
         raise
     finally:
         store.close()
     if not (whole or show):
-        say(f"part {part[0]} of {part[1]} is over; when all are: {again} --show")
+        say(f"part {part[0]} of {part[1]} is done. When all parts are done: {again} --show")
         return
     advice, written = write_report(study, again)
-    click.echo("\n".join(spoken(each, len(advice) > 1) for each in advice), nl=False)
-    say(f"report: {written}")
+    click.echo(spoken(study, advice, quiet), nl=False)
     if failed := sum(bool(outcome.get("error")) for outcome in study.found().values()):
-        say(f"{failed} runs failed: {folder / 'failed'} has what they printed; the same command tries them again")
+        say(f"{counted(failed, 'run')} failed. Their output is in {folder / 'failed'}. The same command tries them again")
+    say(f"report: {written}")
     if not any(each.choice for each in advice):
         sys.exit(1)
 
@@ -147,7 +151,7 @@ def _place(simulate: tuple[int, ...] | None, testbed: str | None, jobs: int, opt
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: got both, expected one of them")
     if jobs < 0 or (jobs > 1 and simulate is None):
-        wanted = "1: runs on real ranks are timed" if jobs > 0 else "1 or more, or 0: as many as there are cores"
+        wanted = "1, because runs on real ranks are timed" if jobs > 0 else "1 or more, or 0 for one per core"
         raise UsageError(f"jobs: got {jobs}, expected {wanted}")
     if simulate is not None:
         return Simulated(jobs, os.environ)
@@ -157,7 +161,7 @@ def _place(simulate: tuple[int, ...] | None, testbed: str | None, jobs: int, opt
 
 
 def _command(job_file: Path, folder: Path, simulate: tuple[int, ...] | None, options: dict[str, str | None]) -> str:
-    """What makes the report again."""
+    """The command that makes the report again."""
     words = ["mpiddl", "compare", str(job_file), "--out", str(folder)]
     if simulate is not None:
         words += ["--simulate", *([",".join(map(str, simulate))] if simulate else [])]

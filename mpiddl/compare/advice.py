@@ -1,278 +1,262 @@
-"""What to take, in plain language, and the figures behind it.
-
-Who is within ``margin`` points of the most accurate is good enough. Of these the fastest is recommended - to the target, if
-there is one -, and where several are as fast, as far as the seeds can tell, the one that sends least; where ranks were all on
-one host, so that bytes tell nothing, the fastest on average. A difference is beyond noise if the 95 % interval of its mean over
-paired seeds does not hold 0. Times to a target are known no better than validations are apart: what differs by less is as fast.
-"""
+"""The verdict of a comparison in at most three sentences, warnings, and notes for readers who want more."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mpiddl.compare.figures import Entry, Measure, computing, entries, grain, paired, points, reaching, seconds, sent
+from mpiddl.bench.intervals import mean
+from mpiddl.compare.choice import CLOSE, Choice, Cost, accuracy, amount, choose, cost_of, reaches
+from mpiddl.compare.figures import Entry, Measure, computing, entries, paired, points, reaching, seconds, sent, validated
 from mpiddl.compare.grid import Cell, Grid
-from mpiddl.compare.words import SAME, difference, percent, times, told
-
-CLOSE = 1.2
-"""Who takes longer than so many times the fastest is not as fast, however noisy the seeds."""
-
+from mpiddl.compare.plain import complexity
+from mpiddl.compare.words import counted, difference, listed, percent, times, told
 
 FASTER = 1.5
-"""Who is not good enough is told of all the same, if so many times faster."""
-
+"""A less accurate strategy is noted if it is so many times faster."""
 
 OVER = 1.05
-"""Who uses so many times the budget is told of."""
+"""A strategy that uses so many times the budget is warned of."""
 
-
-ONE_HOST = ("All workers were on one host, where some strategies pass numbers through memory that workers share, which sends "
-            "nothing: bytes tell nothing here. If they are what you pay for, compare on several hosts, or with --testbed.")
-
-
-class Cost(NamedTuple):
-    """The time that counts, in words; its measure; how long before it may have been, if it is only looked at now and then."""
-
-    words: str
-    measure: Measure
-    grain: Measure | None = None
-
-    def apart(self, one: Entry, other: Entry) -> float:
-        """By how much two have to differ to be told apart."""
-        return max(_value(one, self.grain), _value(other, self.grain)) if self.grain else 0.0
+ONE_HOST = ("All workers ran on one host, where some strategies use shared memory and send nothing, so bytes were not "
+            "compared. If bytes are what you pay for, compare on several hosts, or with --testbed.")
 
 
 class Advice(NamedTuple):
-    """For one number of workers: which contender, if any, and why, a sentence or two an entry."""
+    """For one number of workers.
+
+    choice : the label of the advised strategy; None if none is.
+    verdict : at most three sentences: the choice with its figures, the reason, and what to mind.
+    warnings : what is wrong with the runs or limits what they say.
+    notes : alternatives, and where the verdict holds.
+    """
 
     workers: int
     choice: str | None
-    reasons: list[str]
+    verdict: list[str]
+    warnings: list[str]
+    notes: list[str]
 
 
 def advise(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int, simulated: bool) -> Advice:
-    """The recommendation for so many workers."""
+    """The advice for so many workers."""
     there = entries(grid, found, workers)
-    whole = [entry for entry in there if entry.whole]
-    if not whole:
-        return Advice(workers, None, ["No strategy has a result of every seed, so nothing is recommended.", *_troubles(there)])
-    best = max(whole, key=_accuracy)
-    good = [entry for entry in whole if _accuracy(best) - _accuracy(entry) <= grid.margin]
-    able = [entry for entry in good if _reaches(grid, entry)] or good
-    cost = _cost(grid, able)
-    fastest = min(able, key=lambda entry: _value(entry, cost.measure))
-    tied = able if _same_seconds(grid, cost) else [entry for entry in able if _as_fast(entry, fastest, cost)]
-    counted = simulated or _between_hosts(there)
-    # Of those that are the same, the first, as they are compared.
-    choice = min(tied, key=lambda entry: _preference(grid, cost, counted, entry))
+    choice = choose(grid, there, simulated)
+    warnings = [*_troubles(there), *_budget(grid, there)]
+    if choice is None:
+        return Advice(workers, None, ["No strategy has a result for every seed, so none is advised."], warnings, [])
+    warnings += [*_simulated(grid, simulated), *([] if choice.bytes_count else [ONE_HOST])]
     baseline = next(entry for entry in there if entry.label == grid.baseline)
-    return Advice(workers, choice.label, [
-        f"Take {choice.label}{_of(choice, grid)}",
-        *_good_enough(grid, good, [entry for entry in whole if entry not in good], best),
-        *(_why(grid, choice, tied, cost, counted) if len(able) > 1 else []),
-        *_against(choice, baseline, cost, counted),
-        *_unsure(grid, choice, best),
-        *_others(grid, choice, good, best, counted),
-        *_faster(grid, choice, whole, good, best),
-        *_troubles(there),
-        *_budget(grid, there),
-        *_caveats(grid, simulated),
-        *([] if counted else [ONE_HOST]),
-        *_holds_for(choice, baseline, simulated),
-    ])  # fmt: skip
+    against, caveat = _against(choice, baseline), _caveat(grid, there)
+    verdict = [f"Take {choice.taken.label}{_figures(choice.taken, grid)}", _why(grid, choice, there), *(caveat or against)]
+    notes = [*(against if caveat else []), *_more_seeds(grid, choice), *_below(choice), *_others(grid, choice),
+             *_faster(grid, choice), *_holds_for(baseline, simulated)]  # fmt: skip
+    return Advice(workers, choice.taken.label, verdict, warnings, notes)
 
 
-def _between_hosts(there: list[Entry]) -> bool:
-    """Whether workers were on several hosts, with links between them that were counted."""
-    return any(outcome.get("hosts") for entry in there for outcome in entry.good.values())
+def _figures(entry: Entry, grid: Grid) -> str:
+    parts = [f"{told(entry.mean(points), unit='%')} of the test rows right",
+             f"{told(entry.mean(seconds), unit='s')} of training", f"{told(entry.mean(sent), unit='MB')} sent"]  # fmt: skip
+    if reaches(grid, entry):
+        until = told(entry.mean(reaching(grid.target, "seconds")), unit="s")
+        parts.append(f"{percent(grid.target)} of the validation rows right after {until}")
+    return f": {', '.join(parts)}."
 
 
-def _cost(grid: Grid, able: list[Entry]) -> Cost:
-    """What counts for them."""
-    if all(_reaches(grid, entry) for entry in able):
-        words = f"time to {percent(grid.target)} on the validation rows"
-        return Cost(words, reaching(grid.target, "seconds"), grain(grid.target))
-    return Cost("time of training", seconds)
+def _why(grid: Grid, choice: Choice, there: list[Entry]) -> str:
+    """The reason for the choice in one sentence, with the figures that decided."""
+    taken = choice.taken.label
+
+    def named(those: list[Entry]) -> str:
+        return f"All {len(there)} strategies" if len(those) == len(there) > 2 else listed([entry.label for entry in those])
+
+    if len(choice.whole) == 1:
+        return f"It is the only strategy {'compared' if len(there) == 1 else 'with a result for every seed'}."
+    if len(choice.good) == 1:
+        second = max((entry for entry in choice.whole if entry is not choice.taken), key=accuracy)
+        gap = difference(paired(choice.taken, second, validated), "points")
+        return f"It is the most accurate on the validation rows; against the second best, {second.label}: {gap}."
+    if len(choice.able) == 1:
+        return (f"{named(choice.good)} {_differ(choice, choice.good)} in validation accuracy; of these, "
+                f"only {taken} reaches {percent(grid.target)} with every seed.")  # fmt: skip
+    if len(choice.tied) == 1:
+        others = [entry for entry in choice.able if entry is not choice.taken]
+        second = min(others, key=lambda entry: amount(entry, choice.cost.measure))
+        gap = difference(paired(second, choice.taken, choice.cost.measure), "s", choice.cost.apart(second, choice.taken))
+        return (f"{named(choice.able)} {_differ(choice, choice.able)} in validation accuracy; of these, "
+                f"{taken} is the fastest ({choice.cost.words} with the second fastest, {second.label}: {gap}).")  # fmt: skip
+    time = f" and {choice.cost.words}" if choice.time_counts else ""
+    return (f"{named(choice.tied)} {_differ(choice, choice.tied, choice.time_counts)} in validation "
+            f"accuracy{time}{_gaps(choice)}; of these, {taken} {_preferred(choice)}.")  # fmt: skip
 
 
-def _preference(grid: Grid, cost: Cost, counted: bool, entry: Entry) -> float:
-    """By what one is chosen of those as fast: what it sends, where that counts, else its time, if that is no budget."""
-    if counted:
-        return _value(entry, sent)
-    return 0.0 if _same_seconds(grid, cost) else _value(entry, cost.measure)
+def _differ(choice: Choice, those: list[Entry], time: bool = False) -> str:
+    """Whether noise explains all their differences from the most accurate, and from the fastest."""
+    gaps = [paired(entry, choice.best, validated) for entry in those]
+    gaps += [paired(entry, choice.fastest, choice.cost.measure) for entry in those] if time else []
+    return "are equal within noise" if all(gap and gap.noise for gap in gaps) else "show no clear difference"
 
 
-def _same_seconds(grid: Grid, cost: Cost) -> bool:
-    """Whether the time that counts is the budget itself, so that it tells nothing."""
-    return grid.budget is not None and grid.budget[0] == "seconds" and not cost.grain
+def _gaps(choice: Choice) -> str:
+    """How far the choice is from the most accurate and from the fastest."""
+    taken, best, fastest, cost = choice.taken, choice.best, choice.fastest, choice.cost
+    far = {best.label: [told(paired(taken, best, validated), "+", "points")]} if taken is not best else {}
+    if choice.time_counts and taken is not fastest:
+        far.setdefault(fastest.label, []).append(told(paired(taken, fastest, cost.measure), "+", "s"))
+    parts = [f"{' and '.join(gaps)} against {label}" for label, gaps in far.items()]
+    return f" ({taken.label}: {', '.join(parts)})" if parts else ""
 
 
-def _reaches(grid: Grid, entry: Entry) -> bool:
-    """Whether it comes to the target, if there is one, with every seed."""
-    return bool(grid.target) and all(reaching(grid.target, "seconds")(each) is not None for each in entry.good.values())
+def _preferred(choice: Choice) -> str:
+    """Why one of several that are equal is taken."""
+    taken = choice.taken
+    others = [entry for entry in choice.tied if entry is not taken]
+    alike = any(complexity(entry.contender.strategy) == complexity(taken.contender.strategy) for entry in others)
+    simplest = "comes first of the simplest ones" if alike else "is the simplest"
+    if not choice.bytes_count:
+        return simplest
+    ours, theirs = amount(taken, sent), [amount(entry, sent) for entry in others]
+    low, high = (told(mean([pick(theirs)])) for pick in (min, max))
+    figures = f"({told(taken.mean(sent), unit='MB')}; {'the others' if len(others) > 1 else 'the other one'}: " \
+              f"{f'{low} to {high}' if low != high else high} MB)"  # fmt: skip
+    if max(theirs) <= CLOSE * ours:
+        return f"{simplest}, and they send about the same {figures}"
+    least = "sends the fewest bytes" if ours <= min(theirs) else f"{simplest} of those that send the fewest bytes"
+    return f"{least} {figures}"
 
 
-def _value(entry: Entry, measure: Measure) -> float:
-    """The mean of what every outcome has."""
-    found = entry.mean(measure)
-    assert found is not None
-    return found.value
-
-
-def _accuracy(entry: Entry) -> float:
-    return _value(entry, points)
-
-
-def _as_fast(entry: Entry, fastest: Entry, cost: Cost) -> bool:
-    """As far as the seeds and the validations can tell."""
-    gap = paired(entry, fastest, cost.measure)
-    if gap is None:
-        return False
-    noise = gap.half is None or gap.value <= gap.half
-    close = _value(entry, cost.measure) <= CLOSE * _value(fastest, cost.measure)
-    same = gap.value <= SAME * _value(fastest, cost.measure)  # rounding
-    return same or gap.value <= cost.apart(entry, fastest) or (noise and close)
-
-
-def _of(entry: Entry, grid: Grid) -> str:
-    """Its figures."""
-    parts = [f"{told(entry.mean(points))} % of the test rows right", f"{told(entry.mean(seconds))} s of training",
-             f"{told(entry.mean(sent))} MB sent"]  # fmt: skip
-    until = told(entry.mean(reaching(grid.target, "seconds"))) if _reaches(grid, entry) else ""
-    return f": {', '.join(parts)}" + (f"; {percent(grid.target)} on the validation rows after {until} s." if until else ".")
-
-
-def _good_enough(grid: Grid, good: list[Entry], below: list[Entry], best: Entry) -> list[str]:
-    others = [f"{entry.label} ({difference(paired(entry, best, points), 'points')})" for entry in good if entry is not best]
-    if others:
-        lines = [f"{best.label} is the most accurate on average. As good, within {grid.margin:g} points: {'; '.join(others)}."]
-    else:
-        lines = [f"{best.label} is the most accurate on average, and no other comes within {grid.margin:g} points of it."]
-    if below:
-        least = [f"{entry.label} ({difference(paired(entry, best, points), 'points')})" for entry in below]
-        noisy = any("within" in each for each in least)
-        unsure = " Where that is within noise, more seeds may tell otherwise." if noisy else ""
-        lines.append(f"Further below it: {'; '.join(least)}.{unsure}")
-    return lines
-
-
-def _unsure(grid: Grid, choice: Entry, best: Entry) -> list[str]:
-    """Whether the seeds leave open that the choice is not good enough."""
-    gap = paired(choice, best, points)
-    if gap is None or gap.half is None or gap.half - gap.value <= grid.margin:
+def _against(choice: Choice, baseline: Entry) -> list[str]:
+    """The choice beside the baseline, on the test rows."""
+    taken, cost = choice.taken, choice.cost
+    if taken is baseline:
         return []
-    return [f"These seeds cannot tell whether {choice.label} is within {grid.margin:g} points of {best.label}: it may be "
-            f"{gap.half - gap.value:.2f} below. More seeds tell more."]  # fmt: skip
-
-
-def _why(grid: Grid, choice: Entry, tied: list[Entry], cost: Cost, counted: bool) -> list[str]:
-    if len(tied) == 1:
-        return [f"Of the good ones {choice.label} is the fastest ({cost.words})."]
-    equal = " and ".join(filter(None, [", ".join(entry.label for entry in tied[:-1]), tied[-1].label]))
-    kinds = "these seeds and the validations, an epoch apart," if cost.grain else "these seeds"
-    least, most = (pick(_value(entry, sent) for entry in tied) for pick in (min, max))
-    why = f"{choice.label} sends the fewest bytes" if least < most else f"which send the same, {choice.label} stands first"
-    if not counted:
-        why = f"{choice.label} stands first" if _same_seconds(grid, cost) else f"{choice.label} was the fastest on average"
-    if _same_seconds(grid, cost):
-        return [f"All trained for the same seconds. Of the good ones, {equal}, {why}."]
-    return [f"Of the good ones {equal} are the fastest, alike as far as {kinds} can tell ({cost.words}); of these {why}."]
-
-
-def _against(choice: Entry, baseline: Entry, cost: Cost, counted: bool) -> list[str]:
-    if choice is baseline:
-        return [f"{choice.label} is the baseline itself: of what else has results, nothing is worth a change."]
-    accuracy = paired(choice, baseline, points)
-    if accuracy is None:
+    gap = paired(taken, baseline, points)
+    if gap is None:
         return [f"The baseline, {baseline.label}, has no result to compare with."]
-    parts = [f"accuracy {difference(accuracy, 'points')}", _longer(choice, baseline, cost)]
-    if cost.grain:
-        parts.append(f"time of the whole training {difference(paired(choice, baseline, seconds), 's')}")
-    ours, theirs = _value(choice, sent), _value(baseline, sent)
-    if counted and ours and theirs:
+    parts = [f"test accuracy {difference(gap, 'points')}", _longer(taken, baseline, cost)]
+    ours, theirs = amount(taken, sent), amount(baseline, sent)
+    if choice.bytes_count and ours and theirs:
         parts.append(times(ours, theirs, "bytes"))
-    return [f"Against the baseline, {baseline.label}, with the same seeds: {'; '.join(parts)}."]
+    return [f"Against the baseline, {baseline.label}: {'; '.join(parts)}."]
 
 
-def _longer(choice: Entry, baseline: Entry, cost: Cost) -> str:
-    """The difference of the time that counts, and of how many seeds that is."""
-    gap = paired(choice, baseline, cost.measure)
+def _longer(taken: Entry, baseline: Entry, cost: Cost) -> str:
+    """The difference of the time that counts, and of how many seeds it is."""
+    gap = paired(taken, baseline, cost.measure)
     if gap is None:
-        return f"{cost.words}: {baseline.label} does not get there"
-    some = f" ({baseline.label} gets there with {gap.seeds} of {len(baseline.good)} seeds)" * (gap.seeds < len(baseline.good))
-    return f"{cost.words} {difference(gap, 's', cost.apart(choice, baseline))}{some}"
+        return f"{cost.words}: {baseline.label} does not reach it"
+    some = f" ({baseline.label} reaches it with {gap.seeds} of {len(baseline.good)} seeds)" * (gap.seeds < len(baseline.good))
+    return f"{cost.words} {difference(gap, 's', cost.apart(taken, baseline))}{some}"
 
 
-def _others(grid: Grid, choice: Entry, good: list[Entry], best: Entry, counted: bool) -> list[str]:
-    """Who else is worth a look, by what counts."""
-    least = min(good, key=lambda entry: _value(entry, sent))
-    lines = []
-    if counted and _value(least, sent) < _value(choice, sent):
-        lines.append(f"If bytes are what you pay for: {least.label}{_of(least, grid)}")
-    if best is not choice:
-        lines.append(f"If accuracy alone counts: {best.label}{_of(best, grid)}")
-    return lines
+def _caveat(grid: Grid, there: list[Entry]) -> list[str]:
+    """What to mind most: strategies that are left out, and too few seeds."""
+    parts = []
+    if out := [entry for entry in there if not entry.whole]:
+        names = listed([f"{entry.label} ({incomplete(entry)})" for entry in out])
+        parts.append(f"{names} {'is' if len(out) == 1 else 'are'} left out")
+    if len(grid.seeds) == 1:
+        parts.append("one seed says nothing about noise, so run three or more before you rely on this")
+    elif len(grid.seeds) == 2:
+        parts.append("two seeds say little about noise, so run three or more before you rely on this")
+    text = "; ".join(parts)
+    return [f"{text[0].upper() if not out else text[0]}{text[1:]}."] if text else []
 
 
-def _faster(grid: Grid, choice: Entry, whole: list[Entry], good: list[Entry], best: Entry) -> list[str]:
-    """Who is not good enough, but much faster than what is recommended."""
-    below = [entry for entry in whole if entry not in good and (_reaches(grid, entry) or not _reaches(grid, choice))]
-    cost = _cost(grid, [choice, *below])
-    fastest = min(below, key=lambda entry: _value(entry, cost.measure), default=None)
-    if fastest is None or _value(fastest, cost.measure) * FASTER > _value(choice, cost.measure):
+def incomplete(entry: Entry) -> str:
+    """How many runs of a strategy have no result, and why."""
+    parts = [(len(entry.diverged), "diverged"), (len(entry.failed), "failed"), (len(entry.missing), "not run")]
+    return ", ".join(f"{counted(number, 'run')} {what}" for number, what in parts if number)
+
+
+def _more_seeds(grid: Grid, choice: Choice) -> list[str]:
+    """Whether noise hides differences that would matter."""
+    gaps = [paired(entry, choice.best, validated) for entry in choice.good]
+    if not any(gap and gap.noise and -gap.value > grid.margin for gap in gaps):
         return []
-    return [f"If {_accuracy(best) - _accuracy(fastest):.1f} points may be given for speed: {fastest.label}{_of(fastest, grid)}"]
+    return [f"Differences of more than {grid.margin:g} points are within noise here. More seeds make the intervals smaller."]
 
 
-def _holds_for(choice: Entry, baseline: Entry, simulated: bool) -> list[str]:
-    """For whom: the share of time that messages take decides most of it."""
+def _below(choice: Choice) -> list[str]:
+    """Strategies that are not accurate enough."""
+    below = [entry for entry in choice.whole if entry not in choice.good]
+    gaps = [f"{entry.label} ({difference(paired(entry, choice.best, validated), 'points')})" for entry in below]
+    return [f"Less accurate than {choice.best.label} on the validation rows: {listed(gaps)}."] if gaps else []
+
+
+def _others(grid: Grid, choice: Choice) -> list[str]:
+    """Strategies that are first in one figure alone."""
+    least = min(choice.good, key=lambda entry: amount(entry, sent))
+    firsts = [("accuracy", choice.best)]
+    firsts += [("time", choice.fastest)] if choice.time_counts else []
+    firsts += [("bytes", least)] if choice.bytes_count and amount(least, sent) < amount(choice.taken, sent) else []
+    found: dict[str, list[str]] = {}
+    for what, entry in firsts:
+        if entry is not choice.taken:
+            found.setdefault(entry.label, []).append(what)
+    by_label = {entry.label: entry for entry in choice.whole}
+    return [f"If only {' or '.join(what)} matter{'s' * (what != ['bytes'])}: {label}{_figures(by_label[label], grid)}"
+            for label, what in found.items()]  # fmt: skip
+
+
+def _faster(grid: Grid, choice: Choice) -> list[str]:
+    """A strategy that is not accurate enough, but much faster than the choice."""
+    taken = choice.taken
+    below = [entry for entry in choice.whole if entry not in choice.good and (reaches(grid, entry) or not reaches(grid, taken))]
+    measure = cost_of(grid, [taken, *below]).measure
+    fastest = min(below, key=lambda entry: amount(entry, measure), default=None)
+    if fastest is None or amount(fastest, measure) * FASTER > amount(taken, measure):
+        return []
+    lost = accuracy(choice.best) - accuracy(fastest)
+    return [f"If you can give up {lost:.1f} points of accuracy for speed: {fastest.label}{_figures(fastest, grid)}"]
+
+
+def _holds_for(baseline: Entry, simulated: bool) -> list[str]:
+    """Where the verdict holds: the share of time that messages take decides most of it."""
     share = baseline.mean(computing)
     if simulated or share is None:
-        return ["This holds for this job with these settings: another network, another model or more training may turn it "
-                "round."]
-    return [f"This holds for this job on this network, where {baseline.label} computes for {share.value:.0f} % of its "
-            "seconds, and spends the rest on messages and waiting. Where a job computes for a larger share of its time, "
-            "bytes matter less; with another model, or more training, accuracies may come out differently."]  # fmt: skip
+        return ["The verdict holds for this job and these settings. Another network, another model or longer training may "
+                "change it."]  # fmt: skip
+    return [f"The verdict holds for this job on this network, where {baseline.label} spends {share.value:.0f} % of its time on "
+            "computation and the rest on messages and waiting. Where that share is larger, bytes matter less. Another model or "
+            "longer training may change the accuracies."]  # fmt: skip
 
 
 def _troubles(there: list[Entry]) -> list[str]:
+    """Runs without a result, strategy by strategy, with the reason."""
     lines = []
     for entry in there:
-        parts = [f"diverged with seed {', '.join(map(str, entry.diverged))}"] if entry.diverged else []
+        parts = [f"diverged with {_seeds(entry.diverged)}"] if entry.diverged else []
         if entry.failed:
-            parts.append(f"failed with seed {', '.join(map(str, entry.failed))}: {next(iter(entry.failed.values()))}")
+            parts.append(f"failed with {_seeds(tuple(entry.failed))} ({next(iter(entry.failed.values()))})")
         if entry.missing:
-            parts.append(f"has not been run with seed {', '.join(map(str, entry.missing))}")
+            parts.append(f"has not been run with {_seeds(entry.missing)}")
         if parts:
             lines.append(f"{entry.label} is left out: it {'; it '.join(parts)}.")
     return lines
 
 
+def _seeds(seeds: tuple[int, ...]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {listed(list(map(str, seeds)))}"
+
+
 def _budget(grid: Grid, there: list[Entry]) -> list[str]:
-    """Who did not have the budget that all should have: epochs were over before, or ranks looked too late."""
+    """Strategies that used less or more than the budget: epochs ended early, or ranks checked the budget too late."""
     if grid.budget is None or grid.budget[0] == "samples":
         return []
-    kind, amount = grid.budget
+    kind, limit = grid.budget
     epochs, lines = grid.shared_job().epochs, []
     if short := [entry.label for entry in there if any(each.get("epochs", 0) >= epochs for each in entry.good.values())]:
-        lines.append(f"Not all of the budget was used with {', '.join(short)}: the {epochs} epochs of [train] were over "
-                     "before. More epochs make it equal.")  # fmt: skip
+        lines.append(f"{listed(short)} did not use the whole budget: the {epochs} epochs of [train] ended before it. Set more "
+                     "epochs for an equal budget.")  # fmt: skip
     used: Measure = {"seconds": seconds, "bytes": lambda outcome: float(outcome["bytes"])}[kind]
-    over = [(entry.label, _value(entry, used) / amount) for entry in there if entry.good]
-    if more := [f"{label} {times:.2f} times" for label, times in over if times > OVER]:
-        lines.append(f"More than the budget was used, since {kind} are looked at now and then only: {', '.join(more)} of it.")
+    shares = [(entry.label, amount(entry, used) / limit) for entry in there if entry.good]
+    if over := [f"{label} ({share:.2f} times the budget)" for label, share in shares if share > OVER]:
+        lines.append(f"{listed(over)} used more than the budget, because ranks check {kind} only now and then.")
     return lines
 
 
-def _caveats(grid: Grid, simulated: bool) -> list[str]:
-    lines = []
-    if len(grid.seeds) < 3:
-        one = len(grid.seeds) == 1
-        came = "There was one seed: nothing here tells what chance does" if one else "There were two seeds: intervals are wide"
-        lines.append(f"{came}. Take three or more before you rely on it.")
-    if simulated:
-        job = grid.shared_job()
-        lines.append(f"Seconds are simulated: {job.step_seconds:g} for a worker's step, {job.message_seconds:g} for a message "
-                     "whatever its size. They tell who waits for whom, not how fast your network is.")  # fmt: skip
-    return lines
+def _simulated(grid: Grid, simulated: bool) -> list[str]:
+    job = grid.shared_job()
+    return [f"Seconds are simulated: {job.step_seconds:g} s for a step of a worker, {job.message_seconds:g} s for a message of "
+            "any size. They show which ranks wait for which, not the speed of your network."] if simulated else []  # fmt: skip

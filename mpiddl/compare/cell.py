@@ -1,7 +1,7 @@
 """One run of a comparison: ``python -m mpiddl.compare.cell SETTINGS.json OUTCOME.json``, alone or under a launcher.
 
-OUTCOME is written when all is over, and in one piece: if it is there, it is whole. With ``--with-parent`` after it the run, of
-one process, ends when its standard input does: as it does when whoever started it is killed.
+OUTCOME is written at the end and in one piece: if it exists, it is complete. With ``--with-parent``, a run of one process ends
+when its standard input ends, which happens when its parent is killed.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def outcome(summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) ->
     Returns
     -------
     dict
-        ``accuracy`` on the test rows; ``seconds`` of training, without validation, of the rank that took longest; ``bytes`` of
+        ``accuracy`` on the test rows; ``seconds`` of training, without validation, on the rank that took longest; ``bytes`` of
         payload, each message counted once; ``hosts``, what each host's link sent and received, where that is counted;
-        ``staleness`` where gradients come late; ``curve``, a point for each validation.
+        ``staleness`` where gradients are late; ``curve``, a point for each validation, the last one of the finished model.
     """
     ranks = summary["per_rank"]
     return {

@@ -1,4 +1,4 @@
-"""What can be known to go wrong before the first run: the data, and each strategy on each number of workers."""
+"""Finds mistakes before the first run: in the data, and in each strategy on each number of workers."""
 
 from __future__ import annotations
 
@@ -21,34 +21,35 @@ from mpiddl.transport import virtual
 from mpiddl.transport.virtual import Wire
 
 LOOKED_AT = 64
-"""Rows at either end of the data that its checksum is of."""
+"""Rows at either end of the data that its checksum covers."""
 
 
 class Facts(NamedTuple):
-    """About the data: rows of an epoch, and what tells it from other data of the same name."""
+    """About the data: rows of an epoch, and a fingerprint."""
 
     train_rows: int
     data: dict[str, Any]
 
 
 def check(grid: Grid, place: Place, search: Sequence[Path]) -> Facts:
-    """Open the data, and have each strategy look at its runs without doing them.
+    """Open the data, and check the settings of each strategy without running it.
 
     Raises
     ------
     UsageError, DataError
-        Something cannot be run as asked; the message names the strategy.
+        Something cannot be run; the message names the strategy.
     """
     job = grid.shared_job()
     data = find_data(job, search)
     if data.classes is None or data.test is None:
-        came = "without test rows" if data.classes else "whose labels are no classes"
-        raise UsageError(f"data: got {data.name}, {came}, expected both: strategies are compared by accuracy on test rows")
+        came = "without test rows" if data.classes else "whose labels are not classes"
+        raise UsageError(f"data: got {data.name}, {came}, expected classes and test rows: compare reports test accuracy")
     facts = Facts(Layout(data.train.n, 1, 1, job.validation).train_rows, fingerprint(data))
-    if grid.target and Layout(data.train.n, 1, 1, job.validation).validation_rows < 1:
-        raise UsageError(f"target: got one with no validation row in {data.name}, expected validation large enough for one")
+    if Layout(data.train.n, 1, 1, job.validation).validation_rows < 1:
+        raise UsageError(f"validation: got {job.validation:g}, no row of {data.name}, expected a larger share: compare chooses "
+                         "on validation rows")  # fmt: skip
     for cell in grid.cells():
-        if cell.seed == grid.seeds[0] and cell.workers > 1:  # whether one rank can serve itself is not known on virtual ranks
+        if cell.seed == grid.seeds[0] and cell.workers > 1:  # virtual ranks cannot tell whether one rank can serve itself
             _look(grid, place, cell, facts, data)
     return facts
 
@@ -60,7 +61,7 @@ def _look(grid: Grid, place: Place, cell: Cell, facts: Facts, data: Data) -> Non
         virtual.run(place.ranks(cell), lambda comm: (asked_for(comm, request), dry_run(comm, request)), wire=Wire())
     except (UsageError, CommError) as error:
         if isinstance(error, CommError) and "simulate" not in settings:
-            return  # virtual ranks cannot do it; whether these can they find out themselves
+            return  # virtual ranks cannot do it; real ranks will find out
         raise UsageError(f"{cell.contender.label} on {cell.workers} workers: {error}") from None
 
 

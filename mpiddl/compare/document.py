@@ -1,16 +1,17 @@
-"""The report of a comparison as blocks: headings, paragraphs, lists, tables and pictures, in the order of reading."""
+"""The report of a comparison as blocks, in the order of reading: the verdict, its picture, the tables, how it was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mpiddl.bench.intervals import Mean
+from mpiddl.bench.intervals import ENOUGH
 from mpiddl.compare.advice import Advice
+from mpiddl.compare.columns import MEANWHILE, Column, Row, filled, results
 from mpiddl.compare.grid import Contender, Grid
 from mpiddl.compare.plain import plain
 from mpiddl.compare.plots import Picture
-from mpiddl.compare.words import NONE, percent, told
+from mpiddl.compare.words import NONE, counted, listed
 from mpiddl.strategies import describe
 
 
@@ -24,18 +25,25 @@ class Paragraph(NamedTuple):
 
 
 class Items(NamedTuple):
-    """A list; the first entry stands out if it is the ``answer``."""
+    """A list. ``kind``: "verdict" if its first entry stands out, "warning" if all do."""
 
     texts: Sequence[str]
-    answer: bool = False
+    kind: str = ""
 
 
 class Table(NamedTuple):
-    """Cells as texts; ``marked`` is the row that was recommended."""
+    """Cells as texts.
+
+    marked : the row that is advised.
+    flagged : rows without all their runs.
+    words : whether it holds sentences, not figures.
+    """
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     marked: int | None = None
+    flagged: Sequence[int] = ()
+    words: bool = False
 
 
 class Code(NamedTuple):
@@ -44,151 +52,128 @@ class Code(NamedTuple):
 
 Block = Heading | Paragraph | Items | Table | Code | Picture
 
-INTERVALS = ("a ± b: a is the mean of the runs with different seeds; the mean of very many would be expected between a - b "
-             "and a + b, 19 times of 20 (a 95 % interval of Student's t). Few seeds make b large; one seed has none. A "
-             "difference whose interval holds 0, one smaller than its b, may be chance: it is within noise.")
 
-TERMS = ("A model is a list of numbers, its parameters. In a step each worker takes its part of a batch of rows, and "
-         "computes how the parameters should change to get these rows right: a gradient. An epoch is one pass over the "
-         "training rows. Some rows are never trained on: validation rows, looked at after every epoch, and test rows, "
-         "looked at once, when the model is finished.")
+INTERVAL = ("a ± b: a is the mean over the seeds, and b is half the width of its 95 % confidence interval (Student's t). A "
+            "difference is within noise if its interval contains 0, that is, if it is smaller than its b.")
+RANGE = "a (b to c): a is the mean of two seeds, and b to c is their range. Two seeds are too few for a confidence interval."
+ONE = "A figure alone is of a single run. One seed says nothing about noise."
 
-NAMES = ("Behind a name stand its settings: after the colon those of the strategy, in brackets those of its steps, such as the "
-         "learning rate, where they are not the ones that all share.")
+TERMS = ("A model is a list of numbers, its parameters. In a step, each worker takes its part of a batch of rows and computes "
+         "a gradient: how the parameters should change to get these rows right. A strategy is how the workers agree on one "
+         "model: what they send each other, and when. An epoch is one pass over the training rows. A seed decides the first "
+         "parameters and the order of the rows, and is the same for all strategies. Two kinds of rows are never trained on: "
+         "validation rows, on which the model is scored after every epoch, and test rows, on which the finished model is "
+         "scored once.")
 
-READING = (
-    ("accuracy", "share of the test rows that the finished model gets right, in %"),
-    ("against ...", "accuracy minus that of the baseline, in points (of a %), over runs with the same seed"),
-    ("to ...", "seconds of training until that share of the validation rows was right. They are looked at after every "
-               "epoch, so times are known to an epoch only. \"Not reached\": they never were; \"2 of 3\": not with every "
-               "seed"),
-    ("seconds", "of training, of the rank (a worker's process) that took longest; looking at validation and test rows is "
-                "left out"),
-    ("MB sent", "all that the strategy had ranks send to each other, each message counted once. What a collective operation "
-                "of the MPI library sends is not seen from outside, and entered as the least that it can send; 0 where "
-                "ranks share their memory"),
-    ("computing", "share of the ranks' seconds in which they computed, in %. The rest went to messages and to waiting for "
-                  "others"),
-    ("egress, ingress", "MB that the links of all hosts sent and received, by the kernel's counters, with headers and all "
-                        "that the MPI library adds, from the first step to the last; \"-\" where there are no links"),
-    ("staleness", "how late gradients are: how many updates others made between a worker's taking the parameters and its "
-                  "gradient's being applied to them. The median, and what 95 % do not pass. \"-\": ranks step together, so "
-                  "that there are none"),
-    ("distance", "how far the parameters of the ranks have grown apart when the validation rows are looked at: the distance "
-                 "from the one model that they stand for (quadratic mean), in % of that model's size. 0: all have the same, "
-                 "as workers at their own pace have, too, that have just met"),
-)  # fmt: skip
-"""What the columns mean, in their order."""
+CHOSEN = "The choice uses the validation rows. Reported accuracies are those of the test rows, which decide nothing. The steps:"
+
+STEPS = (
+    "Strategies with a result for every seed are candidates.",
+    "Of these, strategies as accurate as the best are kept: at most {margin:g} points below it, or within noise.",
+    "Of these, strategies that reach the target with every seed are kept, if there are any.",
+    "Of these, strategies as fast as the fastest are kept: at most 5 % slower, within noise, or closer than two validations.",
+    "Of these, the strategies that send the fewest bytes are kept (within 5 %), where bytes are known.",
+    "Of these, the simplest is advised. The order is: synchronous sums, averages every few steps, late sums, gossip, parameter "
+    "servers, strategies of your own.",
+)
+"""How a strategy is chosen (`mpiddl.compare.choice`)."""
+
+SETTINGS = ("After the colon: parameters of the strategy. In brackets: settings such as the learning rate where they differ "
+            "from those that all strategies share.")
 
 
-def report(grid: Grid, rows: Sequence[Mapping[str, Any]], advice: Sequence[Advice],
-           pictures: Mapping[int, Sequence[Picture]] | None, place: str, about: Mapping[str, str], command: str) -> list[Block]:
+def report(grid: Grid, rows: Sequence[Row], advice: Sequence[Advice], pictures: Mapping[int, Sequence[Picture]] | None,
+           place: str, about: Mapping[str, str], command: str) -> list[Block]:
     """The whole report.
 
     Parameters
     ----------
     rows : of `mpiddl.compare.figures.rows`
     advice : for each number of workers
-    pictures : by number of workers; None without matplotlib
+    pictures : by number of workers, the one that belongs to the verdict first; None without matplotlib
     place : where the runs took place, in words
     about : further facts by name
     command : what makes this report
     """
-    blocks: list[Block] = [Heading(f"Which strategy for {grid.shared_job().data}?", 1), *_opening(grid, place)]
-    blocks.append(Heading("In short"))
+    there = {each.workers: [row for row in rows if row["workers"] == each.workers] for each in advice}
+    several = len(advice) > 1
+    blocks: list[Block] = [Heading(f"Which strategy for {grid.shared_job().data}?", 1), Paragraph(_opening(grid, place))]
     for each in advice:
-        if len(advice) > 1:
-            blocks.append(Heading(_workers(each.workers), 3))
-        blocks.append(Items(each.reasons, answer=each.choice is not None))
-    described = [(each.label, plain(each.spec)) for each in grid.contenders]
-    blocks += [Heading("The strategies"), Paragraph(NAMES), Table(("strategy", "what it does"), described)]
-    blocks += [Heading("The figures"), Paragraph(INTERVALS)]
+        blocks += [Heading(_workers(each.workers))] if several else []
+        blocks += _verdict(each, (pictures or {}).get(each.workers, [])[:1])
     for each in advice:
-        there = [row for row in rows if row["workers"] == each.workers]
-        blocks += [Heading(f"{_workers(each.workers)}: what it gives, and costs", 3), _table(grid, there, each.choice)]
-        blocks += [Heading(f"{_workers(each.workers)}: what happened meanwhile", 3), _meanwhile(there, each.choice)]
+        blocks += _figures(grid, there[each.workers], each, f", {_workers(each.workers)}" * several)
     if any(row["failed"] for row in rows):
-        blocks.append(Paragraph("What the failed runs printed is in the folder failed, beside this report."))
-    blocks += [Heading("What the columns tell", 3), Table(("column", "what it tells"), READING), Heading("Pictures")]
+        blocks.append(Paragraph("The output of failed runs is in the folder failed, beside this report."))
     for each in advice:
-        blocks += [Heading(_workers(each.workers), 3)] if len(advice) > 1 and pictures else []
-        blocks += (pictures or {}).get(each.workers, [])
+        if more := (pictures or {}).get(each.workers, [])[1:]:
+            blocks += [Heading("More pictures" + f", {_workers(each.workers)}" * several), *more]
     if pictures is None:
-        blocks.append(Paragraph("There are no pictures: matplotlib is not installed (pip install 'mpiddl[plot]')."))
-    blocks += [Heading("The job"), Table(("setting", "value"), _job(grid, about))]
-    blocks.append(Table(("strategy", "with all its parameters"), [(each.label, _in_full(each)) for each in grid.contenders]))
-    return [*blocks, Paragraph("This report again, or the runs that are missing:"), Code(command)]
+        blocks.append(Paragraph("There are no pictures, because matplotlib is not installed (pip install 'mpiddl[plot]')."))
+    again = Paragraph("To make this report again, or to run what is missing:")
+    return [*blocks, *_measured(grid, rows, about), again, Code(command)]
 
 
-def _opening(grid: Grid, place: str) -> list[Block]:
-    """What was done, for somebody who comes to it new."""
-    job = grid.shared_job()
-    counts = " and ".join(filter(None, [", ".join(map(str, grid.workers[:-1])), str(grid.workers[-1])]))
+def _verdict(advice: Advice, picture: Sequence[Picture]) -> list[Block]:
+    warnings = [Items(advice.warnings, "warning")] if advice.warnings else []
+    return [Items(advice.verdict, "verdict" if advice.choice is not None else "warning"), *picture, *warnings]
+
+
+def _figures(grid: Grid, rows: Sequence[Row], advice: Advice, of: str) -> list[Block]:
+    meanwhile = figures_table(rows, advice.choice, MEANWHILE)
+    blocks: list[Block] = [Heading(f"Results{of}"), figures_table(rows, advice.choice, results(grid, rows))]
+    blocks += map(Paragraph, _reading(rows))
+    if len(meanwhile.heads) > 1:
+        blocks += [Heading(f"During training{of}"), meanwhile]
+    if advice.notes:
+        blocks += [Heading(f"Notes{of}"), Items(advice.notes)]
+    return blocks
+
+
+def _opening(grid: Grid, place: str) -> str:
+    """What was compared."""
     budget = {"samples": "{:,.0f} samples", "seconds": "{:g} seconds", "bytes": "{:,.0f} bytes sent"}
-    equal = budget[grid.budget[0]].format(grid.budget[1]) if grid.budget else f"{job.epochs} passes over the training rows"
-    text = (f"Several workers train one model on one data set, {job.data}. They have to agree on that model, and a strategy is "
-            f"how: what they send each other, and when. Here {len(grid.contenders)} of them do the same job {place}, with "
-            f"{counts} workers, an equal budget of {equal} and {_seeds(len(grid.seeds))}: a seed decides on the first weights "
-            "and the order of the samples, and is the same for all strategies.")
-    return [Paragraph(text), Paragraph(TERMS)]
-
-
-def _seeds(count: int) -> str:
-    return "one seed" if count == 1 else f"{count} seeds each"
+    equal = budget[grid.budget[0]].format(grid.budget[1]) if grid.budget else counted(grid.shared_job().epochs, "epoch")
+    return (f"{len(grid.contenders)} {'strategies' if len(grid.contenders) > 1 else 'strategy'} to train one model on "
+            f"{grid.shared_job().data} with {listed(list(map(str, grid.workers)))} worker{'s' * (grid.workers != (1,))}: "
+            f"{counted(len(grid.seeds), 'seed')}, a budget of {equal} for each run, {place}.")  # fmt: skip
 
 
 def _workers(count: int) -> str:
-    return f"{count} worker{'s' * (count > 1)}"
+    return counted(count, "worker")
 
 
-def _table(grid: Grid, rows: Sequence[Mapping[str, Any]], choice: str | None) -> Table:
-    target = [f"to {percent(grid.target)}, s"] if grid.target else []
-    heads = ["strategy", "accuracy, %", f"against {grid.baseline}, points", *target, "seconds", "MB sent"]
-    return Table(heads, [_texts(grid, row) for row in rows], _marked(rows, choice))
+def figures_table(rows: Sequence[Row], choice: str | None, columns: Sequence[Column]) -> Table:
+    """A table of figures without the columns that are empty."""
+    shown = filled(rows, columns)
+    cells = [[row["strategy"], *(column.text(row) for column in shown)] for row in rows]
+    marked = next((number for number, row in enumerate(rows) if row["strategy"] == choice), None)
+    flagged = [number for number, row in enumerate(rows) if row["failed"] or row["diverged"] or row["missing"]]
+    return Table(["strategy", *(column.head for column in shown)], cells, marked, flagged)
 
 
-def _meanwhile(rows: Sequence[Mapping[str, Any]], choice: str | None) -> Table:
-    heads = ["strategy", "computing, %", "egress, MB", "ingress, MB", "staleness: median, 95 %", "distance, %"]
-    return Table(heads, list(map(_texts_meanwhile, rows)), _marked(rows, choice))
+def _reading(rows: Sequence[Row]) -> list[str]:
+    """How to read the figures that there are."""
+    seeds = {min(len(row["seeds"]), ENOUGH) for row in rows}
+    return [" ".join(text for count, text in ((3, INTERVAL), (2, RANGE), (1, ONE)) if count in seeds)] if seeds - {0} else []
 
 
-def _marked(rows: Sequence[Mapping[str, Any]], choice: str | None) -> int | None:
-    return next((number for number, row in enumerate(rows) if row["strategy"] == choice), None)
-
-
-def _texts(grid: Grid, row: Mapping[str, Any]) -> list[str]:
-    label = row["strategy"] + _trouble(row)
-    target = [_until_target(grid, row)] if grid.target else []
-    gap = row["difference"]
-    against = "baseline" if row["strategy"] == grid.baseline else _mean(gap, "+")
-    return [label, _mean(row["accuracy"]), against, *target, _mean(row["seconds"]), _mean(row["sent_mb"])]
-
-
-def _texts_meanwhile(row: Mapping[str, Any]) -> list[str]:
-    late = row["staleness"]
-    return [row["strategy"], *(_mean(row[name]) for name in ("computing", "egress_mb", "ingress_mb")),
-            f"{late['median']}, {late['of_95']}" if late else NONE, _mean(row["distance"])]  # fmt: skip
-
-
-def _trouble(row: Mapping[str, Any]) -> str:
-    """What of the seeds has no result."""
-    parts = [f"{len(row['diverged'])} diverged"] if row["diverged"] else []
-    parts += [f"{len(row['failed'])} failed: {next(iter(row['failed'].values()))}"] if row["failed"] else []
-    parts += [f"{len(row['missing'])} not run"] if row["missing"] else []
-    return f" ({'; '.join(parts)})" if parts else ""
-
-
-def _until_target(grid: Grid, row: Mapping[str, Any]) -> str:
-    of, reached = len(row["seeds"]), row["reached"]
-    if not of:
-        return NONE
-    if not reached:
-        return "not reached"
-    return _mean(row["seconds_to_target"]) + ("" if reached == of else f" ({reached} of {of})")
-
-
-def _mean(value: Mapping[str, Any] | None, sign: str = "") -> str:
-    return told(Mean(**value) if value else None, sign)
+def _measured(grid: Grid, rows: Sequence[Row], about: Mapping[str, str]) -> list[Block]:
+    """How it was measured."""
+    described = [(each.label, plain(each.strategy)) for each in grid.contenders]
+    columns = [(column.head, f"{column.meaning}.") for column in filled(rows, [*results(grid, rows), *MEANWHILE])]
+    in_full = [(each.label, _in_full(each)) for each in grid.contenders]
+    blocks: list[Block] = [
+        Heading("The strategies"), Table(("strategy", "what it does"), described, words=True), Paragraph(SETTINGS),
+        Heading("How it was measured"), Paragraph(TERMS), Paragraph(CHOSEN),
+        Items([step.format(margin=grid.margin) for step in STEPS]),
+    ]  # fmt: skip
+    if columns:
+        blocks += [Heading("Columns", 3), Table(("column", "meaning"), columns, words=True)]
+    return [
+        *blocks, Heading("The job", 3), Table(("setting", "value"), _job(grid, about), words=True),
+        Heading("Parameters of the strategies", 3), Table(("strategy", "all its parameters"), in_full, words=True),
+    ]  # fmt: skip
 
 
 def _in_full(contender: Contender) -> str:
@@ -202,8 +187,9 @@ def _job(grid: Grid, about: Mapping[str, str]) -> list[tuple[str, str]]:
     shown = ("data", "model", "hidden", "epochs", "batch", "optimiser", "rate", "schedule", "validation")
     skipped = ("strategy", "seed")
     names = [name for name in job if name in shown or (job[name] != usual[name] and name not in skipped)]
-    settings = {**job, "rate": job["rate"] or f"{grid.shared_job().learning_rate():g} (the usual one)"}
-    return [*((name, _value(settings[name])) for name in names), ("seeds", ", ".join(map(str, grid.seeds))), *about.items()]
+    settings = {**job, "rate": job["rate"] or f"{grid.shared_job().learning_rate():g} (default)"}
+    facts = [(name, value) for name, value in about.items() if value != NONE]
+    return [*((name, _value(settings[name])) for name in names), ("seeds", ", ".join(map(str, grid.seeds))), *facts]
 
 
 def _value(value: Any) -> str:

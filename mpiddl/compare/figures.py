@@ -1,5 +1,7 @@
-"""What the cells of a comparison say: for each strategy and number of workers means over the seeds, with 95 % intervals, and
-differences to the baseline of runs with the same seed.
+"""Figures of a comparison: means over the seeds for each strategy and number of workers, with 95 % intervals (ranges with fewer
+than three seeds), and differences from the baseline's runs with the same seed.
+
+Accuracy on the validation rows chooses a strategy, accuracy on the test rows is reported.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ class Entry(NamedTuple):
     """A contender on so many workers.
 
     good : the outcomes that are results, by seed.
-    diverged, failed : seeds of which nothing came; ``failed`` with the reason.
+    diverged, failed : seeds without a result; ``failed`` with the reason.
     missing : seeds that have not been run.
     """
 
@@ -46,7 +48,7 @@ class Entry(NamedTuple):
         return mean(values) if values else None
 
     def staleness(self) -> dict[str, Any] | None:
-        """Of the gradients of all seeds together; None where ranks step together, so that none is late."""
+        """Staleness of the gradients of all seeds; None where workers step together, so that no gradient is late."""
         counts: dict[str, int] = {}
         for outcome in self.good.values():
             for delay, count in ((outcome.get("staleness") or {}).get("histogram") or {}).items():
@@ -54,13 +56,18 @@ class Entry(NamedTuple):
         return staleness(counts) if counts else None
 
 
+def diverges(outcome: Outcome) -> bool:
+    """Whether a run diverged: it ended early, or the loss of its finished model is not a finite number (kept as None)."""
+    return bool(outcome.get("diverged")) or outcome.get("loss", 0.0) is None
+
+
 def entries(grid: Grid, found: Mapping[Cell, Outcome], workers: int) -> list[Entry]:
     """One for each contender, in their order."""
     made = []
     for contender in grid.contenders:
         by_seed = {seed: found.get(Cell(contender, workers, seed)) for seed in grid.seeds}
-        good = {seed: each for seed, each in by_seed.items() if each and not each.get("error") and not each.get("diverged")}
-        diverged = tuple(seed for seed, each in by_seed.items() if each and each.get("diverged"))
+        good = {seed: each for seed, each in by_seed.items() if each and not each.get("error") and not diverges(each)}
+        diverged = tuple(seed for seed, each in by_seed.items() if each and diverges(each))
         failed = {seed: each["error"] for seed, each in by_seed.items() if each and each.get("error")}
         missing = tuple(seed for seed, each in by_seed.items() if not each)
         made.append(Entry(contender, workers, good, diverged, failed, missing))
@@ -78,8 +85,13 @@ def paired(one: Entry, other: Entry, measure: Measure) -> Mean | None:
 
 
 def points(outcome: Outcome) -> float:
-    """Test accuracy in %."""
+    """Test accuracy in %: what is reported."""
     return 100 * outcome["accuracy"]
+
+
+def validated(outcome: Outcome) -> float:
+    """Accuracy of the finished model on the validation rows, in %: what chooses."""
+    return 100 * float(outcome["curve"][-1]["accuracy"])
 
 
 def seconds(outcome: Outcome) -> float:
@@ -143,7 +155,7 @@ def grain(target: float) -> Measure:
 
 
 def rows(grid: Grid, found: Mapping[Cell, Outcome]) -> list[dict[str, Any]]:
-    """Everything that the report's tables tell, as plain values; a mean is ``{"value", "half", "seeds"}``."""
+    """All figures of the report's tables as plain values; a mean has the names of `mpiddl.bench.intervals.Mean`."""
     made = []
     for workers in grid.workers:
         there = entries(grid, found, workers)
@@ -153,8 +165,9 @@ def rows(grid: Grid, found: Mapping[Cell, Outcome]) -> list[dict[str, Any]]:
 
 
 def _row(grid: Grid, entry: Entry, baseline: Entry) -> dict[str, Any]:
-    measures: dict[str, Measure] = {"accuracy": points, "seconds": seconds, "sent_mb": sent, "egress_mb": egress,
-                                    "ingress_mb": ingress, "distance": apart, "computing": computing}  # fmt: skip
+    measures: dict[str, Measure] = {"accuracy": points, "validation": validated, "seconds": seconds, "sent_mb": sent,
+                                    "egress_mb": egress, "ingress_mb": ingress, "distance": apart,
+                                    "computing": computing}  # fmt: skip
     if grid.target:
         measures |= {f"{axis}_to_target": reaching(grid.target, axis) for axis in ("seconds", "bytes", "samples")}
     late = entry.staleness()

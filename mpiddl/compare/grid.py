@@ -1,4 +1,4 @@
-"""What is compared: the file of ``mpiddl compare``, read and checked, and the cells of its grid.
+"""The file of ``mpiddl compare``, read and checked, and the cells of its grid.
 
     [train]                    settings of `mpiddl train` that all runs share
     [compare]                  see `KEYS`
@@ -23,16 +23,16 @@ from mpiddl.layout import DEFAULT_SHARDS
 from mpiddl.strategies import Strategy, describe, make_strategy
 
 KEYS = {
-    "strategies": "which ones: names as for --strategy, or tables of a name and settings of its own",
-    "workers": "how many ranks compute",
-    "seeds": "how many runs of each, or a list of seeds",
+    "strategies": "names as for --strategy, or tables of a name and settings of its own",
+    "workers": "number of ranks that compute",
+    "seeds": "number of runs of each strategy, or a list of seeds",
     "samples": "budget: samples of all ranks together; by default those of [train]'s epochs",
-    "seconds": "budget: seconds of a run, if its epochs are not over before",
-    "bytes": "budget: bytes sent by all ranks, if its epochs are not over before",
-    "target": "accuracy on the validation rows, 0 to 1; how long it takes to get there is told",
-    "baseline": "what the others are compared with; by default the first strategy",
-    "margin": "points of accuracy that may be given for speed or bytes",
-    "limit": "seconds after which a run is ended and told as failed",
+    "seconds": "budget: seconds of a run, unless its epochs end earlier",
+    "bytes": "budget: bytes sent by all ranks, unless the epochs end earlier",
+    "target": "accuracy on the validation rows, 0 to 1; the time to reach it is reported",
+    "baseline": "the strategy that the others are compared with; by default the first",
+    "margin": "points of accuracy that count as equal",
+    "limit": "seconds after which a run is ended and counts as failed",
 }
 """The keys of ``[compare]``, and what they mean."""
 
@@ -40,16 +40,16 @@ BUDGETS = "samples", "seconds", "bytes"
 
 NOT_SHARED = {"strategy": "strategies", "seed": "seeds", "simulate": "--simulate", "max_steps": "samples",
               "max_seconds": "seconds", "max_bytes": "bytes", "target_accuracy": "target"}  # fmt: skip
-"""Settings of a training that the comparison makes itself, and by what it is told."""
+"""Settings of a training that the comparison sets itself, and the key or flag for each."""
 
 OWN = "optimiser", "rate", "momentum", "weight_decay", "clip", "schedule", "warmup", "step_epochs", "step_factor", "scale_rate"
-"""Settings that a strategy may have to itself: how it steps. What is learnt, and how much of it, is the same for all."""
+"""Settings of the optimiser, which may differ between strategies. The task and the budget are the same for all."""
 
 MOST_CONTENDERS, MOST_WORKERS, MOST_SEEDS, MOST_CELLS = 100, 1024, 1000, 100_000
 
 
 class Contender(NamedTuple):
-    """A strategy as it is compared: ``label`` in tables, ``spec`` for `make_strategy`, its own settings and their values."""
+    """A strategy in a comparison: its ``label`` in tables, its ``spec`` for `make_strategy`, its own settings with values."""
 
     label: str
     spec: str
@@ -73,13 +73,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """A comparison; `read_grid` makes it of a file.
-
-    Raises
-    ------
-    UsageError
-        A value that cannot be taken.
-    """
+    """A comparison; `read_grid` reads it from a file."""
 
     train: Mapping[str, Any]
     contenders: tuple[Contender, ...]
@@ -92,26 +86,26 @@ class Grid:
     limit: float
 
     def cells(self) -> list[Cell]:
-        """All of a seed before the next one, so that a part of the grid says something already."""
+        """All cells of one seed before those of the next, so that a part of the grid can be compared already."""
         return [Cell(contender, workers, seed)
                 for seed, workers, contender in product(self.seeds, self.workers, self.contenders)]
 
     def settings(self, cell: Cell, train_rows: int) -> dict[str, Any]:
-        """The settings of `mpiddl.train`, but for where it runs; ``train_rows`` are those of an epoch."""
+        """The settings of `mpiddl.train` except for the place; ``train_rows`` are the rows of an epoch."""
         shared = {**self.train, **dict(cell.contender.own)}
         found = {**shared, "strategy": cell.contender.spec, "seed": cell.seed, "shards": self.shards(cell.workers),
                  **self._limits(shared, train_rows)}
         return {"threads": 1, **found}
 
     def shards(self, workers: int) -> int:
-        """A number that the workers hold evenly, and that is enough for ranks which only serve: the same for all strategies."""
+        """A multiple of the number of workers, large enough for ranks that only serve; the same for all strategies."""
         if asked := self.train.get("shards"):
             return int(asked)
         most = max(workers + ranks_beside(contender.strategy, workers) for contender in self.contenders)
         return -(-max(DEFAULT_SHARDS, most) // workers) * workers
 
     def _limits(self, shared: Mapping[str, Any], train_rows: int) -> dict[str, Any]:
-        """The budget, as a training knows it."""
+        """The budget as settings of a training."""
         if self.budget is None:
             return {}
         kind, amount = self.budget
@@ -130,21 +124,21 @@ class Grid:
 
 
 def ranks_beside(strategy: Strategy, workers: int) -> int:
-    """Ranks that a strategy wants beside those that compute, because they only serve."""
+    """How many ranks a strategy needs in addition to the workers, because they only serve."""
     for more in range(65):
         ranks = range(workers + more)
         if sum(not strategy.placement(len(ranks), rank, len(ranks)).serves for rank in ranks) == workers:
             return more
-    raise UsageError(f"strategy: got {describe(strategy)}, expected one of which {workers} ranks compute and at most 64 serve")
+    raise UsageError(f"strategy: got {describe(strategy)}, expected one with {workers} computing and at most 64 serving ranks")
 
 
 def read_grid(path: Path, workers: Sequence[int] = ()) -> Grid:
-    """The comparison in a TOML file; ``workers``, if given, in place of its own.
+    """The comparison in a TOML file; ``workers``, if given, replace those of the file.
 
     Raises
     ------
     UsageError
-        The file cannot be read, or holds what cannot be taken: one message that names it.
+        The file cannot be read, or a value in it is wrong.
     """
     tables = read_toml(path)
     check_names(tables, ("train", "compare"), "table")
@@ -153,25 +147,27 @@ def read_grid(path: Path, workers: Sequence[int] = ()) -> Grid:
             raise UsageError(f"{name}: got {tables[name]!r}, expected a table, [{name}]")
     if "compare" not in tables:
         raise UsageError(f"job file {path}: there is no [compare] table; expected one with strategies, workers and seeds "
-                         "(mpiddl compare --help shows one)")  # fmt: skip
+                         "(example: mpiddl compare --help)")  # fmt: skip
     return make_grid(tables.get("train", {}), tables["compare"], workers)
 
 
 def make_grid(train: Mapping[str, Any], asked: Mapping[str, Any], workers: Sequence[int] = ()) -> Grid:
-    """The comparison of two tables, as they stand in a file; see `read_grid`."""
+    """The comparison of the two tables of a file; see `read_grid`."""
     check_names(asked, KEYS, "key of [compare]")
     for name, instead in NOT_SHARED.items():
         if name in train:
-            raise UsageError(f"{name}: got it in [train], expected {instead}, by which the comparison sets it")
+            raise UsageError(f"{name}: got it in [train], expected {instead} instead: the comparison sets {name} itself")
     job = make_job(train)
     contenders = _contenders(asked, train)
     counts = _counts("workers", list(workers) or asked.get("workers", 4))
     target = _number("target", asked.get("target", 0.0), 0.0, 1.0)
-    if target and not job.validation:
-        raise UsageError("target: got one without validation rows, expected validation above 0 in [train]")
+    if not job.validation:
+        raise UsageError("validation: got 0 in [train], expected a share above 0: compare chooses on validation rows and "
+                         "reports test rows")  # fmt: skip
     baseline = asked.get("baseline", contenders[0].label)
     if baseline not in [contender.label for contender in contenders]:
-        raise UsageError(f"baseline: got {baseline!r}, expected {', '.join(contender.label for contender in contenders)}")
+        labels = ", ".join(contender.label for contender in contenders)
+        raise UsageError(f"baseline: got {baseline!r}, expected one of {labels}")
     if max(counts) > MOST_WORKERS:
         raise UsageError(f"workers: got {max(counts)}, expected at most {MOST_WORKERS}")
     grid = Grid(train, contenders, counts, _seeds(asked.get("seeds", 3)), _budget(asked), target, baseline,
@@ -186,7 +182,7 @@ def _contenders(asked: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Con
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"strategies: got {'none' if not entries else repr(entries)}, expected a list of one or more names")
     if len(entries) > MOST_CONTENDERS:
-        raise UsageError(f"strategies: got {len(entries)}, expected at most {MOST_CONTENDERS}: nobody reads more")
+        raise UsageError(f"strategies: got {len(entries)}, expected at most {MOST_CONTENDERS}")
     found: dict[str, Contender] = {}
     for entry in entries:
         contender = _contender(entry)
@@ -194,9 +190,9 @@ def _contenders(asked: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Con
         what = repr((describe(contender.strategy), job.as_dict()))
         if what in found:
             both = f"{found[what].label!r} and {contender.label!r}"
-            raise UsageError(f"strategies: got {both}, which are the same, expected each once")
+            raise UsageError(f"strategies: got {both}, which are the same; expected each once")
         if contender.label in [other.label for other in found.values()]:
-            raise UsageError(f"strategies: got two with the label {contender.label!r}, expected each with its own")
+            raise UsageError(f"strategies: got two with the label {contender.label!r}, expected different labels")
         found[what] = contender
     return tuple(found.values())
 
@@ -207,18 +203,18 @@ def _contender(entry: Any) -> Contender:
         return Contender(entry, entry)
     if not isinstance(entry, dict) or not isinstance(entry.get("strategy"), str):
         raise UsageError(f'strategies: got {entry!r}, expected a name or a table such as {{strategy = "asgd", rate = 0.02}}')
-    check_names(entry, ("strategy", "label", *OWN), "setting of a strategy's own")
+    check_names(entry, ("strategy", "label", *OWN), "setting of a strategy")
     make_strategy(entry["strategy"])
     own = tuple((name, value) for name, value in entry.items() if name in OWN)
     told = ", ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in own)
     label = entry.get("label", f"{entry['strategy']} ({told})" if own else entry["strategy"])
     if not isinstance(label, str) or not label.strip() or not label.isprintable():
-        raise UsageError(f"label: got {label!r}, expected a word")
+        raise UsageError(f"label: got {label!r}, expected printable text")
     return Contender(label, entry["strategy"], own)
 
 
 def _counts(name: str, value: Any, least: int = 1) -> tuple[int, ...]:
-    """Whole numbers, each once, of a number or a list of them."""
+    """Whole numbers, each once, from a number or a list of numbers."""
     values = value if isinstance(value, list) else [value]
     if not values or not all(isinstance(each, int) and not isinstance(each, bool) and each >= least for each in values):
         raise UsageError(f"{name}: got {value!r}, expected whole numbers from {least}, such as [4, 8]")
@@ -239,7 +235,7 @@ def _seeds(value: Any) -> tuple[int, ...]:
 def _budget(asked: Mapping[str, Any]) -> tuple[str, float] | None:
     given = [name for name in BUDGETS if name in asked]
     if len(given) > 1:
-        raise UsageError(f"budget: got {' and '.join(given)}, expected one of {', '.join(BUDGETS)}, by which all are equal")
+        raise UsageError(f"budget: got {' and '.join(given)}, expected one of {', '.join(BUDGETS)}")
     return (given[0], _number(given[0], asked[given[0]], 1e-3 if given[0] == "seconds" else 1.0, 1e18)) if given else None
 
 
@@ -250,5 +246,5 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
 
 
 def as_plain(grid: Grid) -> dict[str, Any]:
-    """The comparison as plain values, to be kept and to be compared with another one."""
+    """The comparison as plain values, to be kept and compared with another."""
     return {**dataclasses.asdict(grid), "contenders": [contender._asdict() for contender in grid.contenders]}

@@ -9,23 +9,23 @@ from html import escape
 from mpiddl.compare.document import Block, Code, Heading, Items, Paragraph, Table
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222;
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #222;
   background: #fff; }
 h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #ccc; padding-bottom: .2rem; }
-p, li, td.words { max-width: 50rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; margin: 1rem 0; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
-th { background: #f4f4f4; } td { white-space: nowrap; } td.words { white-space: normal; text-align: left; }
-th:first-child, td:first-child, th.words { text-align: left; white-space: normal; }
-tr.marked td { background: #eaf4ea; font-weight: 600; }
-li.answer { font-size: 1.15rem; font-weight: 600; list-style: none; margin: 0 0 .6rem -1.2rem; padding: .6rem .9rem;
-  background: #eaf4ea; border-left: 4px solid #3a7d3a; }
-figure { margin: 1.5rem 0; } img { max-width: 100%; height: auto; } figcaption { color: #555; max-width: 50rem; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; margin: 1rem 0; font-size: .88rem; }
+th, td { padding: .3rem .4rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
+th { background: #f4f4f4; vertical-align: bottom; }
+th:first-child, td:first-child, table.words th, table.words td { text-align: left; }
+table.words td { overflow-wrap: anywhere; }
+table.words th:first-child { width: 16rem; }
+tr.marked td { background: #eaf4ea; font-weight: 600; } tr.flagged td { background: #fdecea; }
+ul.verdict { list-style: none; margin: 1rem 0; padding: .6rem .9rem; background: #eaf4ea; border-left: 4px solid #3a7d3a; }
+ul.verdict li:first-child { font-size: 1.15rem; font-weight: 600; }
+ul.verdict li + li, ul.warning li + li { margin-top: .5rem; }
+ul.warning { list-style: none; margin: 1rem 0; padding: .6rem .9rem; background: #fff6e0; border-left: 4px solid #d98c3a; }
+figure { margin: 1.5rem 0; } img { max-width: 100%; height: auto; } figcaption { color: #555; }
 pre { background: #f4f4f4; padding: .7rem 1rem; overflow-x: auto; }
 """
-
-LONG = 60
-"""Letters above which a cell is words, not figures: it is broken into lines."""
 
 
 def render(blocks: Sequence[Block]) -> str:
@@ -42,11 +42,10 @@ def _block(block: Block) -> str:
             return f"<h{level}>{escape(text)}</h{level}>"
         case Paragraph(text):
             return f"<p>{escape(text)}</p>"
-        case Items(texts, answer):
-            marks = [' class="answer"' if answer and not number else "" for number in range(len(texts))]
-            return "<ul>" + "".join(f"<li{mark}>{escape(text)}</li>" for mark, text in zip(marks, texts, strict=True)) + "</ul>"
-        case Table(heads, rows, marked):
-            return _table(heads, rows, marked)
+        case Items(texts, kind):
+            return f"<ul{_class(kind)}>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
+        case Table():
+            return _table(block)
         case Code(text):
             return f"<pre>{escape(text)}</pre>"
         case _:
@@ -55,15 +54,19 @@ def _block(block: Block) -> str:
                     f"<figcaption>{escape(block.caption)}</figcaption></figure>")
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], marked: int | None) -> str:
-    wordy = {column for column in range(len(heads)) if column and any(len(row[column]) > LONG for row in rows)}
+def _table(table: Table) -> str:
+    lines = ["<tr>" + "".join(f"<th>{escape(head)}</th>" for head in table.heads) + "</tr>"]
+    for number, row in enumerate(table.rows):
+        kind = "marked" if number == table.marked else "flagged" if number in table.flagged else ""
+        texts = row if table.words else [row[0], *map(_figure, row[1:])]
+        lines.append(f"<tr{_class(kind)}>" + "".join(f"<td>{escape(text)}</td>" for text in texts) + "</tr>")
+    return f'<div class="scroll"><table{_class("words" if table.words else "")}>' + "\n".join(lines) + "</table></div>"
 
-    def cell(column: int, text: str) -> str:
-        return f'<td class="words">{escape(text)}</td>' if column in wordy or len(heads) == 2 else f"<td>{escape(text)}</td>"
 
-    marks = [' class="words"' if column in wordy or len(heads) == 2 else "" for column in range(len(heads))]
-    lines = ["<tr>" + "".join(f"<th{mark}>{escape(head)}</th>" for mark, head in zip(marks, heads, strict=True)) + "</tr>"]
-    for number, row in enumerate(rows):
-        mark = ' class="marked"' if number == marked else ""
-        lines.append(f"<tr{mark}>" + "".join(cell(column, text) for column, text in enumerate(row)) + "</tr>")
-    return '<div class="scroll"><table>' + "\n".join(lines) + "</table></div>"
+def _figure(text: str) -> str:
+    """A figure that is broken into lines before a bracket only."""
+    return text.replace(" ", "\u00a0").replace("\u00a0(", " (")
+
+
+def _class(name: str) -> str:
+    return f' class="{name}"' if name else ""

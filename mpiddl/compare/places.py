@@ -1,6 +1,6 @@
-"""Where the runs of a comparison take place: on the simulated clock, on ranks of this machine, on a testbed.
+"""Where the runs of a comparison take place: on the simulated clock, on MPI ranks, on a testbed.
 
-Every run is a process, or a job of mpiexec, of its own: what happens to it happens to no other.
+Each run is a process, or a job of mpiexec, of its own, so a failure affects one run only.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Place(Protocol):
     """Somewhere to run cells.
 
     jobs : how many at a time.
-    about : what their outcomes depend on.
-    sessions : where launchers have folders whose names begin with the mark of `run` and a dot; None if they have none.
+    about : what outcomes depend on.
+    sessions : where launchers keep folders whose names begin with the mark of `run` and a dot; None if they keep none.
     """
 
     jobs: int
@@ -41,15 +41,15 @@ class Place(Protocol):
     sessions: Path | None
 
     def words(self) -> str:
-        """Where that is, for a sentence."""
+        """The place, for a sentence."""
         ...
 
     def ranks(self, cell: Cell) -> int:
-        """How many ranks ``cell`` takes, those that only serve included."""
+        """How many ranks ``cell`` takes, including ranks that only serve."""
         ...
 
     def settings(self, cell: Cell) -> dict[str, Any]:
-        """What `mpiddl.train` is told about it."""
+        """The settings of `mpiddl.train` for this place."""
         ...
 
     def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
@@ -62,7 +62,7 @@ class Place(Protocol):
 
 
 class _Plain:
-    """What most places have in common."""
+    """What places share."""
 
     def __init__(self, jobs: int, about: dict[str, Any], env: Mapping[str, str]):
         self.jobs, self.about, self._env = jobs, about, env
@@ -82,10 +82,7 @@ class _Plain:
 
 
 class Simulated(_Plain):
-    """Virtual workers with a clock that is told: the same outcome in every run.
-
-    Ranks that only serve come beside the workers: here a rank costs nothing.
-    """
+    """Virtual ranks on a simulated clock: every run has the same outcome. Ranks that only serve are added to the workers."""
 
     def __init__(self, jobs: int, env: Mapping[str, str]):
         super().__init__(jobs or len(cores().ids), {"place": "simulated"}, env)
@@ -104,7 +101,7 @@ class Simulated(_Plain):
 
 
 class Here(_Plain):
-    """Ranks of mpiexec, or of another launcher that takes ``-n``, one run at a time: they are timed."""
+    """Ranks of mpiexec, or of another launcher with ``-n``. One run at a time, because runs are timed."""
 
     def __init__(self, launch: str, mpi: str | None, env: Mapping[str, str]):
         if launch:
@@ -119,15 +116,15 @@ class Here(_Plain):
         return f"on MPI ranks started by {self.about['launcher']}"
 
     def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
-        crowded = cell.workers > len(cores().ids) and "SLURM_JOB_ID" not in self._env  # there ranks go to several nodes
-        # Open MPI's launcher names its folder by its process number, leaves it if it is killed, and ends if there is one.
+        crowded = cell.workers > len(cores().ids) and "SLURM_JOB_ID" not in self._env  # in a job, ranks go to several nodes
+        # Open MPI's launcher names its folder by its process number, leaves it if killed, and fails if the folder exists.
         with tempfile.TemporaryDirectory(prefix=f"{mark}.", dir=self.sessions, ignore_cleanup_errors=True) as folder:
             env = mpis.willing(self._env, crowded) | {mpis.SESSIONS: folder}
             return run([*self._launch, "-n", str(cell.workers), *PROGRAM, *files], env, mark, limit_s, launcher=True)
 
 
 class OnTestbed(_Plain):
-    """A cluster of this machine's namespaces with shaped links, up while the block runs; one run at a time."""
+    """A cluster made of network namespaces of this machine, with shaped links, up inside the block. One run at a time."""
 
     def __init__(self, text: str, mpi: str | None, env: Mapping[str, str]):
         hosts, rate = _hosts(text)
@@ -145,9 +142,9 @@ class OnTestbed(_Plain):
 
     def words(self) -> str:
         rate = self.about["rate"]
-        links = "links as fast as that is" if rate == "none" else f"links of {_rate(rate)} each way"
+        links = "links of unlimited speed" if rate == "none" else f"links of {_rate(rate)} each way"
         library = LIBRARIES[self.about["launcher"]]
-        return f"on {self.hosts} hosts that one machine stands in for (mpiddl testbed), with {links}, by {library}"
+        return f"on {self.hosts} testbed hosts on one machine, with {links}, with {library}"
 
     def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
         ranks = [block_size(cell.workers, self.hosts, host) for host in range(self.hosts)]
@@ -156,7 +153,7 @@ class OnTestbed(_Plain):
 
 
 def _rate(text: str) -> str:
-    """A rate as it stands in a sentence.
+    """A rate for a sentence.
 
     Examples
     --------
@@ -168,9 +165,9 @@ def _rate(text: str) -> str:
 
 
 def check_shared(folder: Path) -> None:
-    """Raise a `UsageError` for a folder that hosts of a testbed have each to themselves."""
+    """Raise a `UsageError` for a folder that the hosts of a testbed do not share."""
     if f"{os.path.realpath(folder)}/".startswith(("/run/", "/dev/shm/")):
-        raise UsageError(f"out: got {folder}, expected a folder that hosts share; each has its own /run and /dev/shm")
+        raise UsageError(f"out: got {folder}, expected a folder that all hosts share: each host has its own /run and /dev/shm")
 
 
 def _hosts(text: str) -> tuple[int, int | None]:

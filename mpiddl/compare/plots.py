@@ -19,10 +19,10 @@ AXES = (
     ("samples", "thousand rows trained on", 1e-3),
 )
 DRAWN = 15.0
-"""Points below the best at the end that are drawn: the first validations would hide all that matters."""
+"""Points below the best that are drawn: the first validations would take up the whole scale."""
 
 
-LOGARITHMIC = " The scale of MB is logarithmic: equal distances are equal factors."
+LOGARITHMIC = " The scale of MB is logarithmic."
 PHASES = ("compute", "computing"), ("communication", "communicating"), ("waiting", "waiting")
 MARKERS = "osD^vPX*<>"
 
@@ -45,27 +45,26 @@ def available() -> bool:
 
 
 def pictures(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int) -> Iterator[Picture]:
-    """Those that there is something to draw for, of one number of workers."""
+    """The pictures for one number of workers, that of the verdict first."""
     there = [entry for entry in entries(grid, found, workers) if entry.good]
     curved = [entry for entry in there if any(outcome["curve"] for outcome in entry.good.values())]
     if curved:
-        caption = ("Accuracy on the validation rows while training goes on: further up and further left is better. Points "
-                   "are means over the seeds, bars reach from the lowest seed to the highest. The same runs three times: by "
-                   "seconds, by bytes, and by rows trained on." + LOGARITHMIC * _spread(curved))
+        caption = ("Accuracy on the validation rows during training: by seconds, by bytes and by rows trained on. Higher and "
+                   "further left is better. Points: means over the seeds; bands: lowest to highest seed."
+                   + LOGARITHMIC * _spread(curved))
         yield Picture(f"accuracy-{workers}.png", caption, _curves(grid, curved))
     if there:
-        caption = ("Each strategy at the end of its budget: test accuracy over bytes sent. Further up and further left is "
-                   "better. Crosses reach from the lowest seed to the highest." + LOGARITHMIC * _spread(there))
+        caption = ("Test accuracy of the finished models: by bytes sent. Higher and further left is better. Points: means over "
+                   "the seeds; bars: lowest to highest seed." + LOGARITHMIC * _spread(there))
         yield Picture(f"ends-{workers}.png", caption, _ends(grid, there))
     if timed := [entry for entry in there if any(entry.mean(partial(_phase, name)) for name in PHASES)]:
-        caption = ("Where the seconds of training go, in the mean of ranks and seeds: computing; communicating, which is "
-                   "sending, receiving, adding up, and the wait for an answer where it cannot be told apart; waiting for "
-                   "others to come. Shorter is faster.")
+        caption = ("Training time by activity, mean over ranks and seeds: computing; communicating (sending, receiving, adding "
+                   "up, and waiting for an answer where that cannot be separated); waiting for other ranks. Shorter is faster.")
         yield Picture(f"time-{workers}.png", caption, _time(grid, timed))
     late = [entry for entry in there if entry.staleness()]
     if late:
-        caption = ("Staleness: how many updates of others had been made by the time a gradient was applied, as a share of all "
-                   "gradients. The further right, the older the parameters that it was computed on.")
+        caption = ("Staleness: share of gradients by the number of updates that other workers made before the gradient was "
+                   "applied. Further right means computed from older parameters.")
         yield Picture(f"staleness-{workers}.png", caption, _staleness(grid, late))
 
 
@@ -74,8 +73,10 @@ def _curves(grid: Grid, there: Sequence[Entry]) -> bytes:
     panels = figure.subplots(1, 3, sharey=True)
     for axes, (axis, label, unit) in zip(panels, AXES, strict=True):
         for entry in there:
-            look = {"fmt": f"{_marker(grid, entry)}-", "ms": 4, "capsize": 2, "lw": 1.2, "color": _colour(grid, entry)}
-            axes.errorbar(**_mean_curve(entry, axis, unit), **look, label=entry.label)
+            x, y, low, high = _mean_curve(entry, axis, unit)
+            colour = _colour(grid, entry)
+            axes.plot(x, y, f"{_marker(grid, entry)}-", ms=4, lw=1.2, color=colour, label=_label(grid, entry))
+            axes.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
         if grid.target:
@@ -90,18 +91,17 @@ def _curves(grid: Grid, there: Sequence[Entry]) -> bytes:
     return _png(figure)
 
 
-def _mean_curve(entry: Entry, axis: str, unit: float) -> dict[str, Any]:
-    """Means of the seeds' first, second, ... validations, and how far the accuracies reach; as long as all seeds have one."""
+def _mean_curve(entry: Entry, axis: str, unit: float) -> tuple[list[float], ...]:
+    """For the validations that all seeds have: the mean place on the axis, and the mean, lowest and highest accuracy."""
     curves = [outcome["curve"] for outcome in entry.good.values() if outcome["curve"]]
-    x, y, below, above = [], [], [], []
+    x, y, low, high = [], [], [], []
     for together in zip(*curves, strict=False):
         heights = [100 * (point["accuracy"] or 0.0) for point in together]
         x.append(fmean(point[axis] for point in together) * unit)
         y.append(fmean(heights))
-        (less,), (more,) = _reach(y[-1], heights)
-        below.append(less)
-        above.append(more)
-    return {"x": x, "y": y, "yerr": [below, above]}
+        low.append(min(heights))
+        high.append(max(heights))
+    return x, y, low, high
 
 
 def _spread(there: Sequence[Entry]) -> bool:
@@ -118,7 +118,7 @@ def _ends(grid: Grid, there: Sequence[Entry]) -> bytes:
         middle = fmean(x), fmean(y)
         reach = [_reach(at, each) for at, each in zip(middle, (x, y), strict=True)]
         look = {"fmt": _marker(grid, entry), "ms": 8, "capsize": 3, "color": _colour(grid, entry)}
-        axes.errorbar(*middle, yerr=reach[1], xerr=reach[0], **look, label=entry.label)
+        axes.errorbar(*middle, yerr=reach[1], xerr=reach[0], **look, label=_label(grid, entry))
     if _spread(there):
         _logarithmic(axes)
     axes.set(xlabel="MB sent by all ranks", ylabel="test accuracy, %")
@@ -140,7 +140,7 @@ def _logarithmic(axes: Any) -> None:
 def _time(grid: Grid, there: Sequence[Entry]) -> bytes:
     figure = _figure(8.0, 1.4 + 0.42 * len(there))
     axes = figure.subplots()
-    names = [entry.label for entry in there]
+    names = [_label(grid, entry) for entry in there]
     begin = [0.0] * len(there)
     for (name, label), colour in zip(PHASES, ("#3a7d3a", "#d98c3a", "#bbbbbb"), strict=True):
         lengths = [found.value if (found := entry.mean(partial(_phase, (name, label)))) else 0.0 for entry in there]
@@ -170,10 +170,18 @@ def _staleness(grid: Grid, late: Sequence[Entry]) -> bytes:
         told = entry.staleness() or {}
         delays = {int(delay): count / told["pushes"] for delay, count in told["histogram"].items()}
         axes.bar(list(delays), [100 * share for share in delays.values()], width=0.9, color=_colour(grid, entry))
-        axes.set_title(f"{entry.label}: median {told['median']}, 95 % at most {told['of_95']}", fontsize=10, loc="left")
+        title = f"{_label(grid, entry)}: median {told['median']}, 95th percentile {told['of_95']}"
+        axes.set_title(title, fontsize=10, loc="left")
         axes.set_ylabel("gradients, %")
-    panels[-1].set_xlabel("updates by others before it was applied")
+    panels[-1].set_xlabel("updates by other workers before the gradient was applied")
     return _png(figure)
+
+
+def _label(grid: Grid, entry: Entry) -> str:
+    """A name without markup, and how many of its runs have a result if not all."""
+    name = entry.label.replace("$", r"\$")  # otherwise a formula
+    name = f" {name}" if name.startswith("_") else name  # otherwise left out of the legend
+    return name if entry.whole else f"{name} ({len(entry.good)} of {len(grid.seeds)} runs)"
 
 
 def _colour(grid: Grid, entry: Entry) -> str:
@@ -182,7 +190,7 @@ def _colour(grid: Grid, entry: Entry) -> str:
 
 
 def _marker(grid: Grid, entry: Entry) -> str:
-    """The same in all pictures, for who cannot tell the colours apart; another one where colours come round again."""
+    """The same in all pictures, for readers who cannot tell the colours apart; another one where colours repeat."""
     number = [contender.label for contender in grid.contenders].index(entry.label)
     return MARKERS[(number + number // 10) % len(MARKERS)]
 

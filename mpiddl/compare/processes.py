@@ -1,4 +1,4 @@
-"""A command of a cell, run to its end: in time, its words kept, and with nothing of it left."""
+"""Runs the command of a cell: with a time limit, its output kept, and no process left behind."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MOST_WORDS = 300
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-# With the rank before it, where a launcher tells that.
+# With the rank in front, where a launcher prints it.
 _ERROR = re.compile(r"^(?:\[[^\]]*\] ?)?(?:[a-z_]+\.)*\w*(?:Error|Exception): (.+)$", re.MULTILINE)
-_GONE = (  # Open MPI 5 (what its launcher saw; what a peer saw), MPICH 5, Slurm 22.05
+_GONE = (  # Open MPI 5 (from its launcher; from another rank), MPICH 5, Slurm 22.05
     (re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)"),
      "rank {} on {} was ended by signal {}"),
     (re.compile(r"peer process has unexpectedly disconnected.*?Peer host:\s*(\S+)", re.DOTALL),
@@ -30,25 +30,26 @@ _GONE = (  # Open MPI 5 (what its launcher saw; what a peer saw), MPICH 5, Slurm
     (re.compile(r"PID \d+ RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)"), "a rank on {} ended with code {}"),
     (re.compile(r"srun: error: (\S+): (tasks? [\d,-]+: .+)"), "on {}, {}"),
 )
-"""What launchers say when a rank is gone, amid much that says nothing."""
+"""What launchers print when a rank is lost."""
 
 _JOB_OVER = re.compile(r"\*\*\* STEP .* DUE TO (?:TIME LIMIT|PREEMPTION|JOB REQUEUE|NODE FAILURE)|"
                        r"Unable to create step .*already completing")  # fmt: skip
-"""What Slurm 22.05 says of a run when the job around it is at its end: to a run that is going on, and to the next ones."""
+"""What Slurm 22.05 prints when the job around a run ends: for the present run, and for the next ones."""
 
 
 class Ended(NamedTuple):
-    """Exit code (124: it did not end in time) and what was printed."""
+    """Exit code (124: time limit reached) and output."""
 
     code: int
     text: str
 
 
 def run(command: Sequence[str], env: Mapping[str, str], mark: str, limit_s: float, launcher: bool = False) -> Ended:
-    """Run ``command``, whose standard input stays open as long as we live; after ``limit_s`` it is ended.
+    """Run ``command`` for at most ``limit_s``. Its standard input stays open as long as this process lives.
 
-    ``mark`` begins the mark of its processes, by which `sweep` finds them later if we are killed. A ``launcher``, which may
-    keep the end of its input to itself, is then ended by the kernel; only to be asked for where there is one thread.
+    ``mark`` is the beginning of the mark of its processes, by which `sweep` finds them if this process is killed. A
+    ``launcher`` may not pass on the end of its input, so the kernel ends it when this process ends; only for processes with
+    one thread.
     """
     own = f"{mark}/{uuid.uuid4().hex}"
     with tempfile.TemporaryFile() as page:  # no pipe: a process that outlives the command would hold it open
@@ -78,7 +79,7 @@ def _code(process: subprocess.Popen[bytes], limit_s: float) -> int:
 
 
 def job_over(ended: Ended) -> bool:
-    """Whether a command has failed because the cluster's job that it ran in is at its end: that tells nothing about the run.
+    """Whether a command failed only because the cluster job around it ended.
 
     Examples
     --------
@@ -89,8 +90,8 @@ def job_over(ended: Ended) -> bool:
 
 
 def reason(ended: Ended, limit_s: float) -> str:
-    """Why a command has failed, in a line: the last error that it printed, else which rank was lost, else the signal that ended
-    it, else the last line, else its code.
+    """Why a command failed, in a line: the last error printed, the rank that was lost, the signal, the last line printed or the
+    exit code, whichever of these is found first.
 
     Examples
     --------
@@ -104,7 +105,7 @@ def reason(ended: Ended, limit_s: float) -> str:
     'a rank on h4 ended with code 9'
     """
     if ended.code == OUT_OF_TIME:
-        return f"not over after {limit_s:g} s (limit in [compare])"
+        return f"not finished after {limit_s:g} s (limit in [compare])"
     if errors := _ERROR.findall(ended.text):
         return _shown(errors[-1])[:MOST_WORDS]
     for pattern, words in _GONE:
@@ -117,11 +118,11 @@ def reason(ended: Ended, limit_s: float) -> str:
 
 
 def _signal(code: int) -> int:
-    """Which one ended a process, by its code or by the one a shell tells; 0: none did."""
+    """The signal that ended a process, by its own exit code or by that of a shell; 0: none."""
     number = -code if code < 0 else code - 128
     return number if number in signal.valid_signals() else 0
 
 
 def _shown(text: str) -> str:
-    """Without what a terminal does not show: launchers end their messages with a zero byte."""
+    """Printable characters only: launchers end their messages with a zero byte."""
     return "".join(filter(str.isprintable, text)).strip()

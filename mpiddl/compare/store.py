@@ -1,12 +1,12 @@
-"""The folder of a comparison: its finished cells, what they are cells of, and its report.
+"""The folder of a comparison: its finished cells, its settings, and its report.
 
     runs/demo/
         cells.jsonl       a line for each finished run (`mpiddl.bench.journal`); cells-2-of-8.jsonl: those of a part
         compare.json      what was compared last
-        failed/           what failed runs printed
+        failed/           the output of failed runs
         report.html, report.md, report.json, *.png
 
-Each part of a grid has a file of its own, so that parts may run at the same time, on disks without locks, too.
+Each part of a grid has a file of its own, so that parts may run at the same time, also on disks without locks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ from mpiddl.disk import lock, writing
 from mpiddl.errors import UsageError
 
 WANTED = ("wall",)
-"""What every line has: how long the run took as a whole. It has an ``error``, or it is what `mpiddl.compare.cell` told."""
+"""What every line has: how long the run took. In addition it has an ``error``, or the outcome of `mpiddl.compare.cell`."""
 
 RESULT = {"accuracy": (int, float), "seconds": (int, float), "bytes": (int, float), "samples": (int, float), "curve": (list,)}
-"""What a result has at the least, of which kind."""
+"""What every result has, and its types."""
+
+POINT = "accuracy", "seconds", "bytes", "samples", "distance"
+"""What every point of a ``curve`` has."""
 
 
 class Store:
@@ -37,9 +41,9 @@ class Store:
     ----------
     folder : Path
     part : (int, int)
-        Which of how many parts of the grid is run here; (1, 1) for all.
+        The part of the grid that is run here, and the number of parts; (1, 1) for the whole grid.
     say : callable
-        Is told of damaged lines.
+        Prints a line; used for damaged lines.
     """
 
     def __init__(self, folder: Path, part: tuple[int, int], say: Callable[[str], None]):
@@ -49,12 +53,12 @@ class Store:
         self._others: dict[Path, Journal] = {}
 
     def take(self) -> None:
-        """Make the folder, and hold this part of it; the lock ends with the process, however that ends.
+        """Make the folder, and lock this part of it until the process ends.
 
         Raises
         ------
         UsageError
-            It cannot be written, or another process is at work on this part.
+            The folder cannot be written, or another process works on this part.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -62,12 +66,12 @@ class Store:
         except OSError as error:
             raise UsageError(f"out: {self.folder}: {error.strerror}; expected a folder that can be written") from None
         if self._lock is None:
-            raise UsageError(f"out: {self.folder}: another comparison is at work there; wait for it or name another folder")
+            raise UsageError(f"out: {self.folder}: another comparison is running there; wait for it, or set another --out")
         if not os.access(self.folder, os.W_OK):
-            raise UsageError(f"out: {self.folder}: no right to write it; expected a folder that can be written")
+            raise UsageError(f"out: {self.folder}: permission denied; expected a folder that can be written")
 
     def open(self) -> None:
-        """Read what there is."""
+        """Read the finished cells."""
         self._own = Journal(self.folder / f"cells{self.suffix}.jsonl", self._say, WANTED)
         self.refresh()
 
@@ -89,7 +93,7 @@ class Store:
         return sum(map(len, (self._journal, *self._others.values())))
 
     def find(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The outcome of a cell, rather one that did not fail; None if there is none, or none that is whole."""
+        """The outcome of a cell, preferably one that did not fail; None if there is none, or none that is complete."""
         found = [outcome for journal in (self._journal, *self._others.values())
                  if (outcome := journal.find(settings)) and _whole(outcome)]  # fmt: skip
         return next((outcome for outcome in found if not outcome.get("error")), found[0] if found else None)
@@ -99,7 +103,7 @@ class Store:
         self._journal.add(settings, outcome)
 
     def keep_words(self, name: str, text: str) -> Path:
-        """What a failed run printed, in a file."""
+        """Write the output of a failed run to a file."""
         path = self.folder / "failed" / f"{name}.txt"
         with writing(path):
             path.parent.mkdir(exist_ok=True)
@@ -107,7 +111,7 @@ class Store:
         return path
 
     def write(self, name: str, content: str | bytes) -> Path:
-        """A file of the folder, replaced in one piece."""
+        """Write a file of the folder, replaced in one piece."""
         path = self.folder / name
         aside = path.with_name(f".{name}.{uuid.uuid4().hex}")  # several may write at once, from several machines
         with writing(path):
@@ -119,7 +123,7 @@ class Store:
         return path
 
     def before(self) -> dict[str, Any]:
-        """What was compared here last; nothing if nothing was, or it cannot be read."""
+        """The settings of the last comparison here; empty if there was none, or they cannot be read."""
         try:
             found = json.loads((self.folder / "compare.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -128,13 +132,13 @@ class Store:
 
     @property
     def mark(self) -> str:
-        """By which processes of this part are known."""
+        """The mark by which processes of this part are found."""
         path = f"{os.path.realpath(self.folder)}{self.suffix}"
         return f"compare-{hashlib.sha256(path.encode()).hexdigest()[:16]}"
 
     @property
     def suffix(self) -> str:
-        """What names of this part's files end in."""
+        """How names of this part's files end."""
         number, count = self._part
         return f"-{number}-of-{count}" if count > 1 else ""
 
@@ -147,7 +151,18 @@ class Store:
 
 
 def _whole(outcome: Mapping[str, Any]) -> bool:
-    """Whether a report can be made of it: somebody may have been at the file."""
+    """Whether a report can be made of it. The file may have been edited, or written by a version without these figures."""
     if outcome.get("error") or outcome.get("diverged"):
         return True
-    return all(isinstance(outcome.get(name), kind) for name, kind in RESULT.items())
+    if not all(isinstance(outcome.get(name), kind) for name, kind in RESULT.items()):
+        return False
+    curve = outcome["curve"]
+    points = bool(curve) and all(isinstance(point, dict) and all(name in point for name in POINT) for point in curve)
+    return points and isinstance(curve[-1]["accuracy"], int | float) and _finite(outcome)
+
+
+def _finite(value: Any) -> bool:
+    """Whether all numbers in plain values are finite: JSON of Python may hold others."""
+    if isinstance(value, dict | list):
+        return all(map(_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or isfinite(value)

@@ -1,4 +1,4 @@
-"""Runs what is missing of a grid, and keeps what comes of it, whatever that is; tells how far it is."""
+"""Does the missing runs of a grid, keeps their outcomes, good or bad, and reports progress."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from typing import Any
 
 from mpiddl.clock import now
 from mpiddl.compare.check import Facts
+from mpiddl.compare.figures import diverges
 from mpiddl.compare.grid import Cell, Grid
 from mpiddl.compare.places import Place
 from mpiddl.compare.processes import Ended, job_over, reason
 from mpiddl.compare.store import Store
+from mpiddl.compare.words import counted
 from mpiddl.disk import writing
 from mpiddl.errors import MpiddlError
 from mpiddl.job import make_job
@@ -32,16 +34,16 @@ from mpiddl.watch import DIVERGED
 
 VERSIONS = "numpy", "numba"
 LONGEST = 100
-"""Letters of a label in the name of a file."""
+"""Letters of a label in a file name."""
 
 MOMENT_S = 0.05
-"""Between two looks whether the processes of a comparison that ends are gone."""
+"""Between two checks whether the processes of a comparison that ends are gone."""
 
-JOB_OVER = 75  # EX_TEMPFAIL of sysexits.h: later it may go
+JOB_OVER = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 
 class Study:
-    """A grid, where it is run, and where its outcomes are kept; ``versions`` of what they depend on."""
+    """A grid, the place of its runs and the store of their outcomes; ``versions`` of the packages that these depend on."""
 
     def __init__(self, grid: Grid, place: Place, store: Store, facts: Facts, say: Callable[[str], None]):
         self.grid, self.place, self.store, self.facts, self.say = grid, place, store, facts, say
@@ -54,18 +56,18 @@ class Study:
         return {**self.grid.settings(cell, self.facts.train_rows), **self.place.settings(cell)}
 
     def key(self, cell: Cell) -> dict[str, Any]:
-        """Everything that the outcome of ``cell`` depends on, as far as it can be known."""
+        """Everything that is known to decide the outcome of ``cell``."""
         job = make_job(self.settings(cell)).as_dict()
         return {**job, "strategy": describe(cell.contender.strategy), "workers": cell.workers, **self.place.about,
                 "data of": self.facts.data, "versions": self.versions}
 
     def found(self) -> dict[Cell, dict[str, Any]]:
-        """The outcomes that there are, by cell."""
+        """The outcomes of the runs that are over, by cell."""
         outcomes = ((cell, self.store.find(self.key(cell))) for cell in self.grid.cells())
         return {cell: outcome for cell, outcome in outcomes if outcome}
 
     def begin(self, part: tuple[int, int] = (1, 1)) -> None:
-        """Tell what there is, and end what a comparison that was killed has left running."""
+        """Report what is done already, and end processes that a killed comparison has left running."""
         sweep(f"{self.store.mark}/")
         sessions = self.place.sessions.glob(f"{self.store.mark}.*") if self.place.sessions else ()
         for left in (*self.store.folder.glob(f".cell{self.store.suffix}.*"), *sessions):
@@ -74,12 +76,11 @@ class Study:
             self._tell_changes(before)
         missing = self._missing(part)
         self._over = self._planned - len(missing)
-        what = f"{self._planned} run{'s' * (self._planned != 1)} {self.place.words()}"
-        self.say(f"{what}: {self._over} there, {len(missing)} to do"
+        self.say(f"{counted(self._planned, 'run')} {self.place.words()}: {self._over} done, {len(missing)} to do"
                  + (f", {self.place.jobs} at a time" if missing and self.place.jobs > 1 else ""))  # fmt: skip
 
     def run(self, part: tuple[int, int] = (1, 1)) -> None:
-        """Do what is missing; what has failed before is tried again, and what diverged is not."""
+        """Do the missing runs. Runs that failed before are tried again, runs that diverged are not."""
         if missing := self._missing(part):
             self._ending.clear()
             with self.place, closing(self._outcomes(missing)) as outcomes:
@@ -97,7 +98,7 @@ class Study:
         return [cell for cell in cells if (self.store.find(self.key(cell)) or {"error": "missing"}).get("error")]
 
     def _outcomes(self, cells: Sequence[Cell]) -> Generator[tuple[Cell, dict[str, Any]], None, None]:
-        """Each with what came of it, as they are done."""
+        """Each cell with its outcome, in the order in which they end."""
         if self.place.jobs == 1:
             yield from ((cell, self._outcome(cell)) for cell in cells)
             return
@@ -114,7 +115,7 @@ class Study:
                     return
                 try:
                     done.put((cell, self._outcome(cell)))
-                except BaseException as error:  # told where it is seen
+                except BaseException as error:  # raised in the main thread
                     done.put((cell, error))
 
         threads = [threading.Thread(target=work, daemon=True) for _ in range(min(self.place.jobs, len(cells)))]
@@ -128,13 +129,13 @@ class Study:
                 yield cell, outcome
         finally:
             self._ending.set()
-            while any(thread.is_alive() for thread in threads):  # each takes its folder away, and may be starting a process
+            while any(thread.is_alive() for thread in threads):  # each removes its folder, and may be starting a process
                 sweep(f"{self.store.mark}/")
                 for thread in filter(threading.Thread.is_alive, threads):
                     thread.join(MOMENT_S)
 
     def _outcome(self, cell: Cell) -> dict[str, Any]:
-        """Run a cell. Whatever happens to it is its outcome."""
+        """Run a cell. A failure is an outcome as well."""
         began = now()
         if self.place.jobs == 1:
             self.say(f"running {cell}")
@@ -153,7 +154,7 @@ class Study:
         if self._ending.is_set():
             raise InterruptedError("the comparison ends")
         if job_over(ended):
-            self.say("the job that this runs in is at its end")
+            self.say("the cluster job of this comparison is ending")
             sys.exit(JOB_OVER)
         if DIVERGED in ended.text:
             return {"diverged": True, **wall}
@@ -161,9 +162,9 @@ class Study:
         return {"error": reason(ended, self.grid.limit), "words": words.name, **wall}
 
     def _tell_changes(self, before: Mapping[str, Any]) -> None:
-        """Which settings differ from those of the last comparison in this folder."""
+        """Say which settings differ from those of the last comparison in this folder."""
         train, versions = ({**found} if isinstance(found := before.get(name), dict) else {} for name in ("train", "versions"))
-        changes = [f"{name} {train.get(name, 'as usual')} -> {self.grid.train.get(name, 'as usual')}"
+        changes = [f"{name} {train.get(name, 'default')} -> {self.grid.train.get(name, 'default')}"
                    for name in sorted({*train, *self.grid.train}) if train.get(name) != self.grid.train.get(name)]
         budget = None if self.grid.budget is None else list(self.grid.budget)
         changes += [f"budget {before.get('budget')} -> {budget}"] if before.get("budget") != budget else []
@@ -173,14 +174,14 @@ class Study:
                     if versions.get(name) != version]  # fmt: skip
         if changes:
             what = "; ".join(changes)
-            self.say(f"{self.store.folder} holds runs of another job ({what}): they stay there, and are not taken")
+            self.say(f"{self.store.folder} holds runs of another job ({what}). They are kept, but not used here.")
 
     def _tell(self, cell: Cell, outcome: Mapping[str, Any]) -> None:
         self._over += 1
         self._walls.append(outcome["wall"])
         left = round((self._planned - self._over) * fmean(self._walls) / self.place.jobs)
-        words = f"; about {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left" if self._over < self._planned else ""
-        self.say(f"[{self._over}/{self._planned}] {cell}: {result(outcome)}; took {outcome['wall']:.1f} s{words}")
+        words = f", about {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left" if self._over < self._planned else ""
+        self.say(f"[{self._over}/{self._planned}] {cell}: {result(outcome)}; run time {outcome['wall']:.1f} s{words}")
 
 
 def result(outcome: Mapping[str, Any]) -> str:
@@ -189,19 +190,20 @@ def result(outcome: Mapping[str, Any]) -> str:
     Examples
     --------
     >>> result({"accuracy": 0.9731, "bytes": 2_500_000, "seconds": 3.21})
-    '97.31 %, 2.5 MB, 3.2 s of training'
+    '97.31 % of the test rows right, 2.5 MB sent, 3.2 s of training'
     >>> result({"error": "no host"}), result({"diverged": True})
-    ('FAILED: no host', 'diverged')
+    ('FAILED: no host', 'DIVERGED')
     """
     if outcome.get("error"):
         return f"FAILED: {outcome['error']}"
-    if outcome.get("diverged"):
-        return "diverged"
-    return f"{100 * outcome['accuracy']:.2f} %, {outcome['bytes'] / 1e6:.1f} MB, {outcome['seconds']:.1f} s of training"
+    if diverges(outcome):
+        return "DIVERGED"
+    return (f"{100 * outcome['accuracy']:.2f} % of the test rows right, {outcome['bytes'] / 1e6:.1f} MB sent, "
+            f"{outcome['seconds']:.1f} s of training")  # fmt: skip
 
 
 def _file_name(cell: Cell) -> str:
-    """Of letters, digits and dashes, short enough for any disk; labels that differ in other signs have each their own."""
+    """Letters, digits and dashes, short enough for any disk; a checksum tells labels apart that differ in other characters."""
     label = cell.contender.label
     plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in label)
     return f"{plain[:LONGEST]}-{cell.workers}-{cell.seed}-{zlib.crc32(label.encode()):08x}"

@@ -1,29 +1,31 @@
-"""The report of a comparison, written: report.html, report.md with its pictures, report.json, and compare.json."""
+"""Writes the report of a comparison: report.html, report.md with its pictures, report.json, and compare.json."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpiddl.bench.output import environment
 from mpiddl.compare import markdown, page, plots
 from mpiddl.compare.advice import Advice, advise
-from mpiddl.compare.document import report
+from mpiddl.compare.columns import results
+from mpiddl.compare.document import figures_table, report
 from mpiddl.compare.figures import rows
-from mpiddl.compare.grid import Cell, as_plain
+from mpiddl.compare.grid import Cell, Grid, as_plain
 from mpiddl.compare.study import Study
+from mpiddl.compare.words import aligned, counted
 
 
 def remember(study: Study) -> None:
-    """Keep what is compared, so that another job in the same folder can be told from it."""
+    """Keep what is compared, so that another job in the same folder is noticed."""
     plain = {**as_plain(study.grid), "place": study.place.about, "data": study.facts.data, "versions": study.versions}
     study.store.write("compare.json", json.dumps(plain, indent=1) + "\n")
 
 
 def write_report(study: Study, command: str) -> tuple[list[Advice], Path]:
-    """Write what the runs that there are say; returns the advice and the page.
+    """Write the report of the finished runs; returns the advice and the path of the page.
 
     Raises
     ------
@@ -47,23 +49,35 @@ def write_report(study: Study, command: str) -> tuple[list[Advice], Path]:
     return advice, store.write("report.html", page.render(blocks))
 
 
-def spoken(advice: Advice, several: bool) -> str:
-    """An advice as lines for a terminal."""
-    first = f"{advice.workers} workers:\n" if several else ""
-    return first + "".join(f"- {reason}\n" for reason in advice.reasons)
+def spoken(study: Study, advice: Sequence[Advice], quiet: bool) -> str:
+    """The advice for a terminal: the verdict, and unless ``quiet`` the results and the warnings."""
+    figures = rows(study.grid, study.found())
+    parts = ["\n".join(_spoken(study.grid, figures, each, quiet)) for each in advice]
+    return "\n\n".join(parts) + "\n"
+
+
+def _spoken(grid: Grid, figures: Sequence[Mapping[str, Any]], advice: Advice, quiet: bool) -> list[str]:
+    first = [f"{counted(advice.workers, 'worker')}:"] if len(grid.workers) > 1 else []
+    if quiet:
+        return [*first, *advice.verdict]
+    there = [row for row in figures if row["workers"] == advice.workers]
+    table = figures_table(there, advice.choice, results(grid, there))
+    lines = aligned([table.heads, *table.rows], [not column for column in range(len(table.heads))])
+    return [*first, *advice.verdict, "", *("  ".join(cells).rstrip() for cells in lines), "",
+            *(f"Note: {text}" for text in advice.warnings)]  # fmt: skip
 
 
 def _about(study: Study, found: Mapping[Cell, Mapping[str, Any]]) -> dict[str, str]:
-    """Facts for the report: where, on what, with which versions."""
+    """Facts for the report: place, data, machine and versions."""
     facts = environment()
     libraries = sorted({outcome["mpi"] for outcome in found.values() if outcome.get("mpi")})
     data = study.facts.data
     sizes = sorted({f"{outcome['parameters']:,}" for outcome in found.values() if outcome.get("parameters")})
     return {
-        "where": study.place.words(),
-        "rows": f"{data['rows']} to train and validate, {data['test_rows']} to test",
+        "place": study.place.words(),
+        "rows": f"{data['rows']} for training and validation, {data['test_rows']} for the test",
         "parameters": ", ".join(sizes) or "-",
-        "messages by": ", ".join(libraries) or "-",
+        "MPI": ", ".join(libraries) or "-",
         "machine": f"{facts['processor']}, {facts['cores']} cores",
         "versions": ", ".join(f"{name} {facts[name]}" for name in ("mpiddl", "python", "numpy", "numba") if name in facts),
     }
