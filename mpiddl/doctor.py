@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from mpiddl import launch, probes
+from mpiddl import kernel_cache, launch, probes
+from mpiddl.errors import MpiddlError
 from mpiddl.finding import Finding, show, worst
 from mpiddl.transport.start import initialise, load_mpi
 from mpiddl.version import __version__
@@ -197,15 +198,17 @@ def _blas(name: str, env: Mapping[str, str]) -> Finding:
 
 
 def _numba_cache(name: str, env: Mapping[str, str]) -> Finding:
-    """Where numba keeps compiled kernels. It refuses to define them where it finds no folder it may write."""
-    remedy = "set NUMBA_CACHE_DIR to a folder that you may write"
+    """Where numba keeps compiled kernels; a note if it is among temporary files."""
     try:
         from mpiddl.kernels import sgd
-    except RuntimeError as error:
-        return Finding(name, False, str(error), remedy)
-    folder = sgd.stats.cache_path  # type: ignore[attr-defined]
+
+        folder = sgd.stats.cache_path  # type: ignore[attr-defined]
+    except MpiddlError as error:
+        return Finding(name, False, str(error))
+    if os.path.dirname(folder) == kernel_cache.temporary_path():
+        return Finding(name, None, f"{folder}, among temporary files", kernel_cache.REMEDY)
     writable = os.access(folder, os.W_OK)
-    return Finding(name, writable, str(folder), "" if writable else remedy)
+    return Finding(name, writable, folder, "" if writable else kernel_cache.REMEDY)
 
 
 def _free_space(name: str, env: Mapping[str, str]) -> Finding:
