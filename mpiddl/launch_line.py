@@ -1,8 +1,9 @@
 """The line that starts several ranks on this machine, with the MPI library of this Python.
 
-Open MPI's mpiexec refuses to start as root, and more ranks than the machine has cores, unless it is told to; the flags
-are the same in Open MPI 4 and 5. MPICH's mpiexec (Hydra, also Intel MPI's) needs no flag. It ends before Python starts,
-so the line has to be known before. No MPI and no process is started in here: whose mpiexec it is, the files beside it tell.
+Open MPI's mpiexec refuses to start as root, or to start more ranks than the machine has cores, unless a flag allows it; the
+flags are the same in Open MPI 4 and 5. MPICH's mpiexec (Hydra, which is Intel MPI's too) needs no flag. A mpiexec that
+refuses ends before Python starts, so mpiddl tells the line beforehand. Nothing here starts MPI or another process: the files
+beside mpiexec tell whose it is, quickly enough for ``--help``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import NamedTuple
 from mpiddl.threads import cores
 
 OPEN_MPI, MPICH, OTHER = "openmpi", "mpich", "other"  # as `mpiddl.launch.library` names them
+SRUN = "srun"
 FILES = {OPEN_MPI: ("ompi_info", "prterun", "orterun"), MPICH: ("mpiexec.hydra", "hydra_pmi_proxy")}
 NAMES = {OPEN_MPI: ("openmpi", "ompi", "prterun", "orterun"), MPICH: ("mpich", "hydra")}
 
@@ -58,7 +60,7 @@ def launch_line(machine: Machine, ranks: int, command: str = "") -> str:
 
 
 def this_machine(env: Mapping[str, str], library: str = "", python: str = sys.executable) -> Machine:
-    """The mpiexec beside ``python``, else the first in the PATH; the cores of this process, or the tasks of its Slurm job.
+    """The mpiexec beside ``python``, else the first in the PATH, else srun; this process's cores, or its Slurm job's tasks.
 
     Parameters
     ----------
@@ -68,12 +70,13 @@ def this_machine(env: Mapping[str, str], library: str = "", python: str = sys.ex
         Family of the MPI library that was loaded, if that is known: an mpiexec of another one is passed over.
     """
     path, folder = env.get("PATH", os.defpath), str(Path(python).parent)
-    found = next(((file, family) for file, family in _launchers(path, folder) if _fits(family, library)), ("", OTHER))
+    found = (each for each in _launchers(path, folder) if _fits(each[1], library))
+    mpiexec, family = next(found, (shutil.which("srun", path=path) or "", SRUN))
     own = shutil.which("mpiddl", path=folder)
     tasks = env.get("SLURM_NTASKS", "") if "SLURM_JOB_ID" in env else ""
     return Machine(
-        _typed(found[0], path) if found[0] else "",
-        library if found[1] == OTHER and library else found[1],
+        _typed(mpiexec, path) if mpiexec else "",
+        library if family == OTHER and library else family,
         int(tasks) if tasks.isdecimal() else len(cores().ids),
         os.geteuid() == 0,
         _typed(own, path) if own else f"{shlex.quote(python)} -m mpiddl",

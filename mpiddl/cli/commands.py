@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from mpiddl.cli import collectives, compare, decomposition, delayed, gossip, overlap, server, staleness, testbed, tuning
+from mpiddl.cli.launching import show_launch_lines
 from mpiddl.errors import UsageError
 from mpiddl.job import FIELDS, make_job, read_job_file
 from mpiddl.version import __version__
@@ -26,9 +27,9 @@ def mpiddl() -> None:
     """Distributed learning as MPI programs: train, evaluate and predict on any number of ranks.
 
     \b
-    mpiddl train --data digits                    on one rank
-    mpiexec -n 4 mpiddl train --data digits       the same on four
-    mpiexec -n 4 mpiddl doctor                    is everything in place?
+    on one rank:    mpiddl train --data digits
+    on four:        mpiexec -n 4 mpiddl train --data digits
+    if it fails:    mpiddl doctor
     """
 
 
@@ -229,3 +230,6 @@ def agreement(path: Path | None, data: str, hidden: tuple[int, ...], steps: int)
     if rows:
         show("agreement", rows, ("distance", "same_bits"))
     keep(os.environ, "agreement", rows, path)
+
+
+show_launch_lines(mpiddl)
