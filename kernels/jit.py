@@ -13,6 +13,8 @@ from pathlib import Path
 
 from numba import njit
 
+from mpiddl.kernel_cache import define
+
 
 def _fingerprint() -> str:
     """A short hash of the sources of this package."""
@@ -26,9 +28,9 @@ _FINGERPRINT = _fingerprint()
 def kernel(function: Callable) -> Callable:
     """Compile `function` at its first call with each set of dtypes; load it from the cache if it is there."""
     function.__qualname__ = f"{function.__qualname__}-{_FINGERPRINT}"
-    return njit(cache=True, nogil=True, error_model="numpy")(function)
+    return define(lambda: njit(cache=True, nogil=True, error_model="numpy")(function))
 
 
 def inlined(function: Callable) -> Callable:
     """A part of kernels that is written into each of them, so that it is compiled once and not twice."""
-    return njit(inline="always", error_model="numpy")(function)
+    return define(lambda: njit(inline="always", error_model="numpy")(function))

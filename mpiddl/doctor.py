@@ -21,9 +21,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from mpiddl import launch, probes
+from mpiddl import kernel_cache, launch, probes
+from mpiddl.errors import MpiddlError
 from mpiddl.finding import Finding, show, worst
-from mpiddl.transport.start import initialise, load_mpi
+from mpiddl.launch_line import launch_line, this_machine
+from mpiddl.transport.start import environment_trouble, initialise, load_mpi
 from mpiddl.version import __version__
 
 __all__ = ["Alarm", "Finding", "examine", "run", "show"]
@@ -127,13 +129,31 @@ def _start(env: Mapping[str, str], limit_s: float) -> tuple[Any, list[Finding]]:
         return None, [missing, Finding("launcher", None, announced, "find an MPI library first")]
     standard = "{}.{}".format(*MPI.Get_version())
     library = Finding("MPI library", True, f"{launch.library(version)[1]}, MPI {standard}")
-    trouble = None if MPI.Is_initialized() else launch.trouble(made, None, version)
-    if trouble:
-        return None, [library, Finding("launcher", False, *trouble)]
+    lines = [] if made.source else [_launch_line(env, version)]
+    if not MPI.Is_initialized():
+        trouble = launch.trouble(made, None, version)
+        if trouble:
+            return None, [library, Finding("launcher", False, *trouble)]
+        trouble = environment_trouble(os.environ, version)
+        if trouble:
+            return None, [library, Finding("launcher", None, announced), Finding("MPI start", False, *trouble), *lines]
     _mpi_init_waits_for_every_rank(MPI, limit_s)
     came = f"{announced}; MPI has {MPI.COMM_WORLD.size}"
     trouble = launch.trouble(made, MPI.COMM_WORLD.size, version)
-    return MPI.COMM_WORLD, [library, Finding("launcher", not trouble, *(trouble or (came,)))]
+    return MPI.COMM_WORLD, [library, Finding("launcher", not trouble, *(trouble or (came,))), *lines]
+
+
+def _launch_line(env: Mapping[str, str], version: str) -> Finding:
+    """What starts several ranks here: mpiexec may end before Python starts, and then nothing of mpiddl can say why."""
+    family, library = launch.library(version)
+    machine = this_machine(env, family)
+    command = f"{machine.mpiddl} doctor"
+    if not machine.mpiexec:
+        remedy = f"pip install 'mpiddl[{family}]' brings one" if family != "other" else "load your site's MPI module"
+        return Finding("launch line", None, f"got no mpiexec of {library} beside this Python or in the PATH", remedy)
+    few, many = (launch_line(machine, ranks, command) for ranks in (max(2, machine.slots), 2 * machine.slots))
+    differ = machine.family == "openmpi" and machine.slots > 1
+    return Finding("launch line", True, few + (f"\nfor more than {machine.slots} ranks: {many}" if differ else ""))
 
 
 def _mpi_init_waits_for_every_rank(MPI: Any, limit_s: float) -> None:
@@ -197,15 +217,17 @@ def _blas(name: str, env: Mapping[str, str]) -> Finding:
 
 
 def _numba_cache(name: str, env: Mapping[str, str]) -> Finding:
-    """Where numba keeps compiled kernels. It refuses to define them where it finds no folder it may write."""
-    remedy = "set NUMBA_CACHE_DIR to a folder that you may write"
+    """Where numba keeps compiled kernels; a note if it is among temporary files."""
     try:
         from mpiddl.kernels import sgd
-    except RuntimeError as error:
-        return Finding(name, False, str(error), remedy)
-    folder = sgd.stats.cache_path  # type: ignore[attr-defined]
+
+        folder = sgd.stats.cache_path  # type: ignore[attr-defined]
+    except MpiddlError as error:
+        return Finding(name, False, str(error))
+    if os.path.dirname(folder) == kernel_cache.temporary_path():
+        return Finding(name, None, f"{folder}, among temporary files", kernel_cache.REMEDY)
     writable = os.access(folder, os.W_OK)
-    return Finding(name, writable, str(folder), "" if writable else remedy)
+    return Finding(name, writable, folder, "" if writable else kernel_cache.REMEDY)
 
 
 def _free_space(name: str, env: Mapping[str, str]) -> Finding:

@@ -31,7 +31,7 @@ class DataError(MpiddlError, ValueError):
 
 
 class OutputError(MpiddlError):
-    """A file of a run that cannot be written."""
+    """A file of a run, or the folder for compiled kernels, that cannot be written."""
 
 
 class CheckpointError(MpiddlError):

@@ -32,9 +32,11 @@ collectives
 arena
 topology
 transport
-memory footprint layout overlap clock threads launch finding terminal disk testbed
-errors version
+launch_line
+memory footprint layout overlap clock threads finding terminal disk testbed
 kernels
+kernel_cache
+launch errors version
 """
 
 MPI_ONLY_IN = ("mpiddl.transport", "mpiddl.communicator", "mpiddl.doctor", "mpiddl.probes")

@@ -20,6 +20,7 @@ from mpiddl.bench.turns import quantiles
 from mpiddl.clock import now
 from mpiddl.collectives import allreduce
 from mpiddl.errors import UsageError
+from mpiddl.launch_line import more_ranks
 from mpiddl.loop import Plan, State, applying, loop
 from mpiddl.memory import FlatBuffer, aligned_zeros
 from mpiddl.models import MLP
@@ -74,7 +75,7 @@ def run(env: Any, hidden: Sequence[int], batches: Sequence[int], strategies: Seq
     link = connect(env=env)
     with failing_together(link):
         if link.size == 1:
-            raise UsageError("bench delayed: got 1 rank, expected 2 or more: start it with mpiexec")
+            raise UsageError(f"bench delayed: got 1 rank, expected 2 or more: {more_ranks(env, 'bench delayed')}")
         for strategy in found.values():
             strategy.check(link.size)
         rows = [row for batch in batches for row in _case(link, (784, *hidden, 10), batch, found, steps, seconds)]

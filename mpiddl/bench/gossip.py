@@ -16,6 +16,7 @@ from mpiddl.bench import gossip_rows
 from mpiddl.bench.gossip_runs import OUTCOME, Contender, Rhythm, Runner, read_contender
 from mpiddl.bench.journal import Journal
 from mpiddl.errors import UsageError
+from mpiddl.launch_line import more_ranks
 from mpiddl.request import search_path
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connect, failing_together
@@ -89,7 +90,7 @@ def run(env: Any, study: Study, results: Path | None, say: Callable[[str], None]
     link = connect(env=env)
     with failing_together(link):
         if link.size == 1:
-            raise UsageError("bench gossip: got 1 rank, expected 2 or more: start it with mpiexec")
+            raise UsageError(f"bench gossip: got 1 rank, expected 2 or more: {more_ranks(env, 'bench gossip')}")
         runner = Runner(link, study.job(), study.every, max(study.targets), search_path(env))
         tell = say if link.rank == 0 else lambda text: None
         rows = _compared(runner, study, results, tell)

@@ -20,6 +20,7 @@ from mpiddl.clock import now
 from mpiddl.collectives.buckets import Buckets
 from mpiddl.collectives.progress import Progress
 from mpiddl.errors import CommError, UsageError
+from mpiddl.launch_line import more_ranks
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
 from mpiddl.optim import SGD
@@ -58,6 +59,8 @@ def run(env: Any, hidden: Sequence[int], batch: int, seconds: float, bucket_byte
     """
     link = connect(env=env)
     with failing_together(link):
+        if link.size == 1:
+            raise UsageError(f"bench overlap: got 1 rank, expected 2 or more: {more_ranks(env, 'bench overlap')}")
         found = _measured(link, (784, *hidden, 10), batch, seconds, bucket_bytes)
     rank = link.rank
     link.Free()
@@ -152,8 +155,6 @@ class Bench:
 
 
 def _measured(comm: Any, sizes: tuple[int, ...], batch: int, seconds: float, bucket_bytes: int) -> dict[str, Any]:
-    if comm.size == 1:
-        raise UsageError("bench overlap: got 1 rank, expected 2 or more: start it with mpiexec")
     bench = Bench(comm, sizes, batch, bucket_bytes)
     sent = lambda: comm.meter.bytes  # noqa: E731
     contenders = {

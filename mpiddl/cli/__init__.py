@@ -48,9 +48,9 @@ def _fail(error: Exception, promise: launch.Promise) -> NoReturn:
 
 def _agree(error: Exception) -> None:
     """Find out whether all ranks failed; ends the job if this one failed alone."""
-    from mpiddl.transport.mpi import connect
-
     try:
+        from mpiddl.transport.mpi import connect
+
         link = connect(env=os.environ)
     except MpiddlError:  # no common world: every process is on its own, and the one promised rank 0 speaks
         if launch.promise(os.environ).rank:

@@ -16,6 +16,7 @@ import click
 from mpiddl.cli import collectives, compare, decomposition, delayed, gossip, overlap, server, staleness, testbed, tuning
 from mpiddl.cli.files import json_option
 from mpiddl.cli.grouped import GroupedCommand, GroupedOption
+from mpiddl.cli.launching import show_launch_lines
 from mpiddl.errors import UsageError
 from mpiddl.job import FIELDS, OUTPUT, make_job, read_job_file
 from mpiddl.version import __version__
@@ -29,9 +30,9 @@ def mpiddl() -> None:
     """Train neural networks and compute PCA and SVD on many MPI ranks.
 
     \b
-    mpiddl doctor                                 check this machine, and show how to start several ranks
-    mpiddl train --data digits                    train on one rank
-    mpiexec -n 4 mpiddl train --data digits       train on four ranks
+    Check this machine:   mpiddl doctor
+    Train on one rank:    mpiddl train --data digits
+    Train on four ranks:  mpiexec -n 4 mpiddl train --data digits
     """
 
 
@@ -243,3 +244,6 @@ def agreement(path: Path | None, data: str, hidden: tuple[int, ...], steps: int)
     if rows:
         show("agreement", rows, ("distance", "same_bits"))
     keep(os.environ, "agreement", rows, path)
+
+
+show_launch_lines(mpiddl)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mpiddl import launch
 from mpiddl.errors import CommError
 
 FABRICS = "/sys/class/infiniband"
+
+TEMPORARY = ("TMPDIR", "TEMP", "TMP")
+"""The first of these that is set, if only to nothing, tells Open MPI where temporary files go."""
 
 
 def load_mpi() -> Any:
@@ -46,7 +51,8 @@ def start_mpi(env: Mapping[str, str]) -> Any:
     if MPI.Is_finalized():
         _refuse("MPI: got a program that has finalized it, expected MPI in use; it cannot be started again")
     if not MPI.Is_initialized():
-        _refuse(launch.check(promise, None, version) or _session_folder(env, version))
+        _refuse(launch.check(promise, None, version))
+        _refuse(": ".join(environment_trouble(os.environ, version) or ()))
         initialise(MPI)
     _refuse(launch.check(promise, MPI.COMM_WORLD.size, version))
     return MPI
@@ -61,12 +67,37 @@ def initialise(MPI: Any) -> None:
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
 
 
-def _session_folder(env: Mapping[str, str], version: str) -> str | None:
-    """Open MPI ends with a segmentation fault where it cannot make its session folder."""
-    folder = env.get("TMPDIR") or "/tmp"
-    if launch.library(version)[0] != launch.OPEN_MPI or os.access(folder, os.W_OK | os.X_OK):
+def environment_trouble(env: Mapping[str, str], version: str) -> tuple[str, str] | None:
+    """What in ``env``, that of this process, Open MPI cannot start with, and the remedy; None if nothing.
+
+    Without HOME ``MPI_Init`` ends the process. A process that no launcher started makes a session folder: if it cannot, it
+    ends later with a segmentation fault. A launcher makes that of its ranks itself. MPICH needs neither.
+    """
+    if launch.library(version)[0] != "openmpi":
         return None
-    return f"TMPDIR: got {folder}, which cannot be written; expected a folder for Open MPI's session files: export TMPDIR=DIR"
+    if "HOME" not in env:
+        home = os.path.expanduser("~")  # of the user database
+        told = "HOME: got no value, expected a folder; Open MPI does not start without it"
+        return told, f"export HOME={home if os.path.isabs(home) else '/tmp'}"
+    if launch.promise(env).launcher != launch.NONE:
+        return None
+    name = next((name for name in TEMPORARY if name in env), TEMPORARY[0])
+    folder = env.get(name, "/tmp")
+    why = _cannot_be_written(folder)
+    told = f"{name}: got {folder!r} ({why}), expected a folder that can be written, for Open MPI's session files"
+    return (told, f"export {name}=DIR") if why else None
+
+
+def _cannot_be_written(folder: str) -> str:
+    """Why no folder can be made in ``folder``, which itself may have to be made first; empty if it can."""
+    there = Path(folder)
+    while not os.path.lexists(there) and there != there.parent:
+        there = there.parent
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=there))
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if folder else "an empty name"
 
 
 def _refuse(trouble: str | None) -> None:

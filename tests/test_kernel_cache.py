@@ -1,0 +1,181 @@
+"""numba without a folder that it may write: kernels are kept among temporary files; told not to compile: one line says so."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpiddl import kernel_cache
+from mpiddl.errors import OutputError
+
+SAYS = "mpiddl: numba found no folder for compiled kernels"
+TRAIN = ("mpiddl", "train", "--data", "digits", "--epochs", "1", "--hidden", "8")
+USES = {
+    "train": "mpiddl.train('softmax', 'digits', epochs=1, quiet=True)",
+    "communicator": "mpiddl.Communicator(MPI.COMM_WORLD).Allreduce(np.ones(9, 'f4'), np.empty(9, 'f4'))",
+    "pca": "mpiddl.decomposition.PCA(2).fit(np.random.default_rng(0).random((50, 9)))",
+}
+USE = "import numpy as np, mpiddl, mpiddl.decomposition; from mpi4py import MPI; {}; print('done')"
+
+
+@pytest.fixture
+def nowhere(tmp_path):
+    """An environment in which numba finds no folder, for root neither; temporary files are in ``tmp_path``."""
+    (tmp_path / "file").write_text("")
+    return {
+        "NUMBA_CACHE_DIR": f"{tmp_path}/file/cache",
+        "NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator",
+        "TMPDIR": f"{tmp_path}",
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder among temporary files, with what is compiled already: that takes long."""
+    from numba.core.caching import UserProvidedCacheLocator
+
+    from mpiddl import kernels
+
+    path = tmp_path / f"mpiddl-numba-{os.geteuid()}"
+    path.mkdir(0o700)
+    compiled = kernels.sgd.stats.cache_path
+    (path / UserProvidedCacheLocator.get_suitable_cache_subpath(kernels.__file__)).symlink_to(compiled)
+    return path
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_train_keeps_kernels_among_temporary_files_and_says_so_once(mpirun, nowhere, folder, ranks):
+    finished = mpirun(ranks, *TRAIN, env=nowhere)
+    assert finished.returncode == 0, finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert finished.stderr.count(SAYS) == finished.stderr.count(str(folder)) == 1
+    assert "export NUMBA_CACHE_DIR=" in finished.stderr
+
+
+@pytest.mark.no_mpi
+def test_pca_too(command, nowhere, folder, tmp_path):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((50, 9)))
+    finished = command("mpiddl", "pca", tmp_path / "x.npy", "-k", 2, "-o", tmp_path / "out", env=nowhere)
+    assert finished.returncode == 0, finished.stderr
+    assert "Traceback" not in finished.stderr and finished.stderr.count(SAYS) == 1
+
+
+@pytest.mark.no_mpi
+def test_the_doctor_shows_it_with_the_remedy(command, nowhere, folder):
+    look = "from mpiddl import doctor; print(doctor.LOCAL['numba cache']('numba cache', {}))"
+    said = command(sys.executable, "-c", look, env=nowhere).stdout
+    assert "ok=None" in said and str(folder) in said and "export NUMBA_CACHE_DIR=" in said
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_without_any_folder_one_line_says_so(mpirun, nowhere, tmp_path, ranks):
+    (tmp_path / f"mpiddl-numba-{os.geteuid()}").write_text("in the way")
+    finished = mpirun(ranks, *TRAIN, env=nowhere)
+    assert finished.returncode == 1
+    assert "Traceback" not in finished.stderr
+    assert finished.stderr.count("mpiddl: error: numba cache: got no folder") == 1
+    assert finished.stderr.count("export NUMBA_CACHE_DIR=") == 1
+
+
+@pytest.fixture
+def among(tmp_path, monkeypatch):
+    """Where the folder is to be, in this process."""
+    monkeypatch.setattr(kernel_cache.tempfile, "tempdir", str(tmp_path))
+    kernel_cache.temporary_folder.cache_clear()
+    yield tmp_path / f"mpiddl-numba-{os.geteuid()}"
+    kernel_cache.temporary_folder.cache_clear()
+
+
+@pytest.mark.no_mpi
+def test_the_folder_is_the_users_own(among):
+    old = os.umask(0)
+    try:
+        assert kernel_cache.temporary_folder() == str(among)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(among.stat().st_mode) == 0o700
+
+
+def _link(path: Path) -> None:
+    (path.parent / "elsewhere").mkdir(0o700)
+    path.symlink_to(path.parent / "elsewhere")
+
+
+def _open_to_all(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o755)
+
+
+def _of_another_user(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can make a folder of another user")
+    path.mkdir(0o700)
+    os.chown(path, 65534, 65534)
+
+
+def _in_a_folder_of_all(path: Path) -> None:
+    path.parent.chmod(0o777)
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [
+        (_link, "is no folder"),
+        (_open_to_all, "is open to other users"),
+        (_of_another_user, "belongs to another user"),
+        (_in_a_folder_of_all, "could be replaced by other users"),
+    ],
+)
+def test_a_folder_that_another_user_could_write_is_not_taken(among, prepare, words):
+    prepare(among)
+    with pytest.raises(OutputError, match=words):
+        kernel_cache.temporary_folder()
+
+
+@pytest.mark.no_mpi
+def test_numbas_own_setting_is_put_back(among):
+    from numba.core import config
+
+    before, made = config.CACHE_DIR, []
+
+    def make():
+        made.append(config.CACHE_DIR)
+        if len(made) == 1:
+            raise RuntimeError("cannot cache function 'f': no locator available for file 'f.py'")
+        return made
+
+    assert kernel_cache.define(make) == [before, str(among)]
+    assert before == config.CACHE_DIR
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("what", ["train", "pca"])
+def test_numba_told_not_to_compile_is_one_line(mpirun, tmp_path, what, ranks):
+    np.save(tmp_path / "x.npy", np.ones((50, 9)))
+    words = {"train": TRAIN, "pca": ("mpiddl", "pca", tmp_path / "x.npy", "-k", 2, "-o", tmp_path / "out")}[what]
+    finished = mpirun(ranks, *words, env={"NUMBA_DISABLE_JIT": "1"})
+    assert finished.returncode == 2
+    assert "Traceback" not in finished.stderr
+    assert finished.stderr.count("mpiddl: error: NUMBA_DISABLE_JIT: got 1, expected 0") == 1
+    assert finished.stderr.count("unset NUMBA_DISABLE_JIT") == 1
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_it_is_an_error_in_programs_too(command, use):
+    finished = command(sys.executable, "-c", USE.format(use), env={"NUMBA_DISABLE_JIT": "1"})
+    assert finished.returncode == 1
+    assert "mpiddl.errors.UsageError: NUMBA_DISABLE_JIT: got 1, expected 0" in finished.stderr
+
+
+@pytest.mark.no_mpi
+def test_the_doctor_says_that_numba_is_told_not_to_compile(command):
+    finished = command("mpiddl", "doctor", env={"NUMBA_DISABLE_JIT": "1"})
+    assert finished.returncode == 1
+    assert "Traceback" not in finished.stdout + finished.stderr
+    assert "FAIL  numba cache" in finished.stdout and "unset NUMBA_DISABLE_JIT" in finished.stdout
