@@ -18,15 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from mpiddl.errors import UsageError
+from mpiddl.user_code import is_reference
+
+ALIASES = {"lr": "rate", "learning_rate": "rate", "optimizer": "optimiser", "batch_size": "batch"}
+"""Other names of settings, as users of other packages know them."""
 
 LARGEST = 10**300  # beyond, floats end
 
 
 def setting(default: Any, text: str, choices: tuple[str, ...] = (), least: float | None = None, most: float | None = None,
-            above: float | None = None) -> Any:
-    """A field of `Job`: its default, its meaning in words, and which values are taken."""
+            above: float | None = None, user_code: bool = False) -> Any:
+    """A field of `Job`: its default, its meaning in words, and which values are taken; ``user_code``: ``module:Name`` too."""
     bounds = {"least": least, "most": most, "above": above}
-    return dataclasses.field(default=default, metadata={"text": text, "choices": choices, **bounds})
+    return dataclasses.field(default=default, metadata={"text": text, "choices": choices, "user_code": user_code, **bounds})
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ class Job:
     data: str = setting("digits", "data set: 'digits', or a folder or file, itself or under a folder of MPIDDL_DATA")
     test_fraction: float = setting(0.2, "rows held out for the test when the data has no test set; 0: none", least=0, most=0.9)
     validation: float = setting(0.1, "fraction of the training rows kept for validation", least=0, most=0.9)
-    model: str = setting("mlp", "network: mlp, or softmax (no hidden layers)", ("mlp", "softmax"))
+    model: str = setting("mlp", "network: mlp, softmax (no hidden layers), or your own: MODULE:CLASS[:key=value,...]",
+                         ("mlp", "softmax"), user_code=True)
     hidden: tuple[int, ...] = setting((64,), "widths of the hidden layers, first to last, separated by commas", least=1)
     activation: str = setting("relu", "activation of the hidden layers", ("relu", "tanh"))
     initialisation: str = setting("he", "distribution of the initial weights", ("he", "glorot"))
@@ -63,7 +68,9 @@ class Job:
     batch: int = setting(64, "samples a step, over all ranks together", least=1)
     shards: int = setting(0, "virtual shards the rows are cut into; 0: 16, above 16 ranks the next multiple", least=0)
     seed: int = setting(0, "seed of the weights, the split and the order of the samples", least=0)
-    optimiser: str = setting("momentum", "update rule of the parameters", ("sgd", "momentum", "nesterov", "adam", "adamw"))
+    optimiser: str = setting("auto", "update rule: sgd, momentum, nesterov, adam, adamw, or your own: "
+                             "MODULE:CLASS[:key=value,...]; auto: that of the strategy, otherwise momentum",
+                             ("auto", "sgd", "momentum", "nesterov", "adam", "adamw"), user_code=True)
     rate: float = setting(0.0, "learning rate; 0: 0.05 for sgd, momentum and nesterov, 0.001 for adam and adamw", least=0)
     momentum: float = setting(0.9, "momentum of 'momentum' and 'nesterov'", least=0, most=1)
     weight_decay: float = setting(0.0, "L2 penalty (adamw: decoupled decay)", least=0)
@@ -76,7 +83,8 @@ class Job:
     strategy: str = setting("allreduce", "how ranks agree: allreduce, auto, two-step, ring[:overlap=1], delayed[:delay=1], "
                             "local-sgd[:period=8], hierarchical[:period=8], gossip, gossip-adaptive, elastic, ..., or a "
                             "parameter server, asgd, ddc-asgd, ... "
-                            "[:servers=N,communication=auto|one-sided|two-sided]: docs/strategies.md")
+                            "[:servers=N,communication=auto|one-sided|two-sided]: docs/strategies.md; or your own: "
+                            "MODULE:CLASS[:key=value,...]")
     reproducible: bool = setting(False, "the same weights, bit for bit, on 1, 2, 4, ... ranks, one a shard at most; slower")
     threads: int = setting(0, "BLAS and numba threads a rank; 0: cores / ranks of the node", least=0)
     slow: str = setting("", "RANK:FACTOR,...: ranks that compute slower; 3:4 has rank 3 take four times as long")
@@ -118,7 +126,7 @@ class Job:
 
     def learning_rate(self) -> float:
         """The base rate: the one given, or the optimiser's usual one; scaled with the batch if asked."""
-        usual = 0.001 if self.optimiser.startswith("adam") else 0.05
+        usual = 0.001 if self.optimiser in ("adam", "adamw") else 0.05
         return (self.rate or usual) * (self.batch / self.scale_rate if self.scale_rate else 1.0)
 
 
@@ -175,8 +183,31 @@ FIELDS = {field.name: field for field in dataclasses.fields(Job)}
 
 def make_job(settings: Mapping[str, Any]) -> Job:
     """A `Job` from names and values; an unknown name is a `UsageError` that suggests the nearest one."""
+    settings = without_aliases(settings)
     check_names(settings, FIELDS)
     return Job(**settings)
+
+
+def without_aliases(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings by their own names instead of those in `ALIASES`.
+
+    Raises
+    ------
+    UsageError
+        If one is given by two names.
+
+    Examples
+    --------
+    >>> without_aliases({"lr": 0.1, "epochs": 3})
+    {'rate': 0.1, 'epochs': 3}
+    """
+    names: dict[str, str] = {}
+    for given in settings:
+        name = ALIASES.get(given, given)
+        if name in names:
+            raise UsageError(f"{names[name]}, {given}: got both, which are one setting, expected {name} alone")
+        names[name] = given
+    return {name: settings[given] for name, given in names.items()}
 
 
 def check_names(given: Iterable[str], known: Iterable[str], what: str = "setting") -> None:
@@ -207,7 +238,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_job_file(path: str | Path) -> dict[str, Any]:
-    """The settings in a TOML job file, flat or under ``[train]``; unchecked until `make_job`.
+    """The settings in a TOML job file, flat or under ``[train]``, by their own names; unchecked until `make_job`.
 
     Raises
     ------
@@ -217,21 +248,22 @@ def read_job_file(path: str | Path) -> dict[str, Any]:
     settings = read_toml(path)
     section = settings.get("train")
     if not isinstance(section, dict):
-        return settings
+        return without_aliases(settings)
     if len(settings) > 1:
         beside = ", ".join(name for name in settings if name != "train")
         raise UsageError(f"job file {path}: got {beside} beside [train], expected all settings in it or none")
-    return section
+    return without_aliases(section)
 
 
 def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     """``value`` in the field's type, or a `UsageError`."""
     value = _typed(field, value)
     choices = field.metadata["choices"]
-    if choices and value not in choices:
+    if choices and value not in choices and not (field.metadata["user_code"] and is_reference(value)):
         close = difflib.get_close_matches(str(value), choices, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"{field.name}: got {value!r}, expected one of {', '.join(choices)}{hint}")
+        own = ", or MODULE:CLASS" * field.metadata["user_code"]
+        raise UsageError(f"{field.name}: got {value!r}, expected one of {', '.join(choices)}{own}{hint}")
     for part in value if isinstance(value, tuple) else (value,):
         _bounded(field, part)
     return value

@@ -14,7 +14,7 @@ import click
 
 from mpiddl.cli import collectives, compare, decomposition, delayed, gossip, overlap, server, staleness, testbed, tuning
 from mpiddl.errors import UsageError
-from mpiddl.job import FIELDS, make_job, read_job_file
+from mpiddl.job import ALIASES, FIELDS, make_job, read_job_file, without_aliases
 from mpiddl.version import __version__
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -36,6 +36,9 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
     """A flag for each setting of `mpiddl.job.Job`; flags that are not given are None, so that a job file can speak."""
     for field in reversed(list(FIELDS.values())):
         command = _option(field)(command)
+    for alias, name in ALIASES.items():
+        kind = type(FIELDS[name].default)
+        command = click.option(f"--{alias.replace('_', '-')}", type=kind, hidden=True)(command)
     return command
 
 
@@ -50,8 +53,14 @@ def _option(field: dataclasses.Field[Any]) -> Callable[[Callable[..., None]], Ca
     text = f"{field.metadata['text']}.  [default: {default}]"
     if kind is tuple:
         return click.option(flag, callback=_numbers, metavar="N,N,...", help=text)
+    if field.metadata["user_code"]:
+        choices = ()  # the text has them
     metavar = "|".join(choices) if choices else {int: "N", float: "X", str: "NAME"}[kind]
     return click.option(flag, type=kind, metavar=metavar, help=text)
+
+
+_own_model = click.option("--model", metavar="MODULE:CLASS[:key=value,...]",
+                          help="The model of your own that was trained; the network of mpiddl's is found without.")
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -98,7 +107,7 @@ def train(job_file: Path | None, out: Path | None, resume: bool, overwrite: bool
 
     settings = read_job_file(job_file) if job_file else {}
     make_job(settings)  # before flags win, so that nothing wrong in the file goes unseen
-    settings |= {name: value for name, value in flags.items() if value is not None}
+    settings |= without_aliases({name: value for name, value in flags.items() if value is not None})
     options: dict[str, Any] = {"out": out, "resume": resume, "overwrite": overwrite, "quiet": quiet}
     if dry_run:
         click.echo(training.describe(**options, **settings), nl=False)
@@ -109,15 +118,16 @@ def train(job_file: Path | None, out: Path | None, resume: bool, overwrite: bool
 @mpiddl.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--data", help="Data set; by default the one it was trained on.", metavar="NAME")
+@_own_model
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def evaluate(run: Path, data: str | None, as_json: bool) -> None:
+def evaluate(run: Path, data: str | None, model: str | None, as_json: bool) -> None:
     """Measure a trained model on test rows.
 
     RUN is a run's folder, of which the newest checkpoint is taken, or a checkpoint's folder.
     """
     from mpiddl.inference import evaluate_run
 
-    found = evaluate_run(run, data)
+    found = evaluate_run(run, data, model=model)
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -129,16 +139,18 @@ def evaluate(run: Path, data: str | None, as_json: bool) -> None:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("rows", metavar="ROWS")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The .npy file to write.")
-@click.option("--raw", is_flag=True, help="Write the model's outputs; by default class numbers where there are classes.")
-def predict(run: Path, rows: str, output: Path, raw: bool) -> None:
+@click.option("--raw", is_flag=True, help="Write the model's outputs; by default classes where there are classes.")
+@_own_model
+def predict(run: Path, rows: str, output: Path, raw: bool, model: str | None) -> None:
     """Apply a trained model to rows, each rank to its share.
 
     RUN is a run's or a checkpoint's folder. ROWS is a .npy file of shape (n, features), or a data set, whose test rows
-    are taken. OUTPUT gets one entry a row, in order.
+    are taken. OUTPUT gets one entry a row, in order: the class number, the class name where labels were strings, or the
+    outputs of a regression.
     """
     from mpiddl.inference import predict_run
 
-    count = predict_run(run, rows, output, raw)
+    count = predict_run(run, rows, output, raw, model=model)
     click.echo(f"{count} rows -> {output}")
 
 

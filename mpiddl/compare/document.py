@@ -203,6 +203,8 @@ def _job(grid: Grid, about: Mapping[str, str]) -> list[tuple[str, str]]:
     skipped = ("strategy", "seed")
     names = [name for name in job if name in shown or (job[name] != usual[name] and name not in skipped)]
     settings = {**job, "rate": job["rate"] or f"{grid.shared_job().learning_rate():g} (the usual one)"}
+    if settings["optimiser"] == "auto":
+        settings["optimiser"] = "that of the strategy, otherwise momentum"
     return [*((name, _value(settings[name])) for name in names), ("seeds", ", ".join(map(str, grid.seeds))), *about.items()]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mpiddl.strategies import make_strategy
+
 _SUM = "In every step all workers add up their gradients, and all take the same step. Who is done waits for the slowest."
 _SERVED = ("Each worker steps at its own pace: it sends its gradient to where the parameters are kept, and takes them back as "
            "they are then")
@@ -51,4 +53,5 @@ def plain(spec: str) -> str:
     >>> plain("gossip-scheduled:share=0.1")
     'Gossip that is frequent at first and rare at the end.'
     """
-    return PLAIN[spec.partition(":")[0]]
+    known = PLAIN.get(spec.partition(":")[0])
+    return known or (make_strategy(spec).__doc__ or "A strategy of your own.").strip().partition("\n")[0]
