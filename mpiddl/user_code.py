@@ -115,11 +115,14 @@ def _parameters(argument: str, text: str, tail: str) -> dict[str, Any]:
 
 def _call(argument: str, text: str, make_it: Callable[..., Any], given: dict[str, Any], offered: dict[str, Any]) -> Any:
     try:
-        signature = inspect.signature(make_it)
-        values = {**{key: value for key, value in offered.items() if key in signature.parameters}, **given}
+        signature = inspect.signature(make_it).replace(return_annotation=inspect.Signature.empty)
+    except (TypeError, ValueError):  # compiled code may tell none
+        signature = inspect.Signature([inspect.Parameter("parameters", inspect.Parameter.VAR_KEYWORD)])
+    values = {**{key: value for key, value in offered.items() if key in signature.parameters}, **given}
+    try:
         signature.bind(**values)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{argument}: {text}: {error}; expected parameters {signature}, as key=value") from None
+    except TypeError as error:
+        raise UsageError(f"{argument}: {text}: {error}; expected key=value of {signature}") from None
     try:
         return make_it(**values)
     except MpiddlError as error:
@@ -132,4 +135,4 @@ def _said(error: Exception) -> str:
     """The error in one line, and where in the user's code it comes from."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     where = f", {os.path.basename(frames[-1].filename)} line {frames[-1].lineno}" if frames[1:] else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"

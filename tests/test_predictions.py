@@ -63,7 +63,8 @@ def test_strings_of_a_file_are_learnt_evaluated_and_predicted(tmp_path, capsys):
     data, run, out = saved(tmp_path, x=X, y=Y), tmp_path / "run", tmp_path / "out.npy"
     words = [f"--{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for name, value in QUICK.items()
              if name != "quiet"]
-    for args in (["train", "--data", data, "--out", run, *words], ["predict", run, data, "-o", out], ["evaluate", run, "--json"]):
+    calls = ["train", "--data", data, "--out", run, *words], ["predict", run, data, "-o", out], ["evaluate", run, "--json"]
+    for args in calls:
         with pytest.raises(SystemExit, match="0"):
             main([str(word) for word in args])
     test = arrays_data(X, Y).test.read([range(48)])[0][1]
@@ -146,7 +147,7 @@ def test_ranks_with_the_same_strings_agree_and_with_others_do_not():
 def test_a_run_goes_on_with_the_same_labels_only(tmp_path):
     job = {**QUICK, "out": tmp_path / "run"}
     mpiddl.train("mlp", (X, Y), **{**job, "epochs": 1})
-    with pytest.raises(CheckpointError, match="written by a run on the 3 labels 'apple', .*, data has the 3 labels 'fig', 'kiwi'"):
+    with pytest.raises(CheckpointError, match=r"by a run on the 3 labels 'apple', .*, data has the 3 labels 'fig', 'kiwi'"):
         mpiddl.train("mlp", (X, np.where(Y == "apple", "kiwi", Y)), resume=True, **job)
     assert np.array_equal(mpiddl.train("mlp", (X, Y), resume=True, **job).predict(X), Y)
 
