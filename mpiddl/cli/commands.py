@@ -85,7 +85,8 @@ Examples:
   MPIDDL_DATA=~/data mpiexec -n 4 mpiddl train --data fashion-mnist --hidden 256,128 --out runs/fashion
   mpiexec -n 4 mpiddl train --out runs/fashion --resume --epochs 20
   mpiexec -n 8 mpiddl train --data digits --reproducible --out runs/exact     the bits of 1, 2, 4 or 16 ranks
-  mpiexec -n 8 mpiddl train --strategy ddc-asgd --optimiser nesterov          each rank at its own pace
+  mpiexec -n 8 mpiddl train --strategy ddc-asgd                               each rank at its own pace
+  mpiexec -n 4 mpiddl train --model nets:Wide:width=64 --data digits          class Wide of nets.py, in this folder
   mpiexec -n 8 mpiddl train --strategy asgd:servers=2,communication=two-sided          two ranks serve the others
   srun mpiddl train job.toml --max-seconds 3000 --resume
 """)
