@@ -30,11 +30,13 @@ class Huber:
         return x @ params["weight"] + params["bias"]
 
 
-rng = np.random.default_rng(0)
-true = np.array([1.0, -2.0, 3.0, 0.0, 0.5])
-x = rng.standard_normal((4000, 5))
-y = x @ true + 0.1 * rng.standard_normal(4000) + 20.0 * (rng.random(4000) < 0.002)  # a few gross errors
+if __name__ == "__main__":
+    rng = np.random.default_rng(0)
+    true = np.array([1.0, -2.0, 3.0, 0.0, 0.5])
+    x = rng.standard_normal((4000, 5))
+    y = x @ true + 0.1 * rng.standard_normal(4000) + 20.0 * (rng.random(4000) < 0.002)  # a few gross errors
 
-result = mpiddl.train(Huber(), (x, y), epochs=10, batch=50, rate=0.05, dtype="float64")
-if result.rank == 0:
-    print("weights", np.round(result.params["weight"], 3), "largest error", abs(result.params["weight"] - true).max().round(4))
+    result = mpiddl.train(Huber(), (x, y), epochs=10, batch=50, rate=0.05, dtype="float64")
+    if result.rank == 0:
+        weight = result.params["weight"]
+        print("weights", np.round(weight, 3), "largest error", abs(weight - true).max().round(4))

@@ -23,6 +23,7 @@ class MajorityVote(Strategy):
         return Combined(grad, 1, state)
 
 
-result = mpiddl.train("mlp", "digits", strategy=MajorityVote(), optimiser="sgd", rate=0.002, epochs=20)
-if result.rank == 0:
-    print(f"{result.summary['bytes_sent'] / 1e6:.1f} MB sent by all ranks")
+if __name__ == "__main__":
+    result = mpiddl.train("mlp", "digits", strategy=MajorityVote(), optimiser="sgd", rate=0.002, epochs=20)
+    if result.rank == 0:
+        print(f"{result.summary['bytes_sent'] / 1e6:.1f} MB sent by all ranks")

@@ -149,14 +149,20 @@ def fill_params(params: FlatBuffer, found: Checkpoint) -> None:
     """Copy a checkpoint's model into ``params``; a `CheckpointError` if it is another model's."""
     for name, view in params.views.items():
         fill(view, found.model.get(name), name, found.path)
+    if more := [name for name in found.model if name not in params.views]:
+        raise CheckpointError(f"{found.path}: {more[0]}: holds {_shown(found.model[more[0]])}, expected the model's parameters "
+                              f"alone: {', '.join(params.views)}")
 
 
 def fill(target: np.ndarray, source: np.ndarray | None, name: str, path: Path) -> None:
     """Copy one array of a checkpoint, or say what does not fit."""
     if source is None or source.shape != target.shape or source.dtype != target.dtype:
-        came = "nothing" if source is None else f"{source.dtype} of shape {source.shape}"
-        raise CheckpointError(f"{path}: {name}: holds {came}, expected {target.dtype} of shape {target.shape}")
+        raise CheckpointError(f"{path}: {name}: holds {_shown(source)}, expected {_shown(target)}")
     target[...] = source
+
+
+def _shown(array: np.ndarray | None) -> str:
+    return "nothing" if array is None else f"{array.dtype} of shape {array.shape}"
 
 
 def pack(state: Any) -> tuple[Any, dict[str, np.ndarray]]:

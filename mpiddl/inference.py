@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.data import Data, ShardedRows, Source, Task, open_data
+from mpiddl.data import Data, ShardedRows, Source, Task, open_data, shown_names
 from mpiddl.disk import writing
 from mpiddl.errors import DataError, UsageError
 from mpiddl.evaluation import evaluate_rows
 from mpiddl.layout import Layout, block
-from mpiddl.prediction import Trained, load
+from mpiddl.prediction import Trained, class_numbers, load_with, predictions
 from mpiddl.request import search_path
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connected
@@ -21,7 +21,7 @@ from mpiddl.transport.mpi import connected
 CHUNK = 4096  # rows a rank holds at once: 12 MiB of CIFAR-10 in float32
 
 
-def evaluate_run(run: Path, data: str | None = None, comm: Any = None) -> dict[str, Any]:
+def evaluate_run(run: Path, data: str | None = None, comm: Any = None, model: Any = None) -> dict[str, Any]:
     """Mean loss and accuracy of a trained model on test rows, the same on every rank.
 
     Parameters
@@ -30,6 +30,8 @@ def evaluate_run(run: Path, data: str | None = None, comm: Any = None) -> dict[s
         A run's folder or a checkpoint.
     data : str, optional
         Name or folder of a data set; by default the one the model was trained on.
+    model : Model or str, optional
+        As for `mpiddl.load`: the model that was trained, if it is a user's own.
 
     Communication
     -------------
@@ -37,7 +39,7 @@ def evaluate_run(run: Path, data: str | None = None, comm: Any = None) -> dict[s
     """
     with connected(comm, os.environ) as link:
         with agreed(link):
-            trained = load(run)
+            trained = load_with(run, model, "--model")
             found = _open(trained, data)
             if found.test is None:
                 raise DataError(f"data: {found.name} has no test rows; expected a set with some, or test_fraction above 0")
@@ -47,8 +49,8 @@ def evaluate_run(run: Path, data: str | None = None, comm: Any = None) -> dict[s
             "step": trained.about["step"]}
 
 
-def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any = None) -> int:
-    """Write the model's outputs for ``rows`` into ``output``, each rank its own rows; returns the number of rows.
+def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any = None, model: Any = None) -> int:
+    """Write what the model says of ``rows`` into ``output``, each rank its own rows; returns the number of rows.
 
     Parameters
     ----------
@@ -57,8 +59,12 @@ def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any
     rows : str
         A .npy file of shape (n, features), or a data set, whose test rows are taken.
     output : Path
-        The .npy file to write: int64 (n,) class numbers, or the outputs (n, k) if ``raw`` or there are no classes.
-        It is written aside and renamed.
+        The .npy file to write, aside and renamed: int64 (n,) class numbers, or strings (n,) where labels were strings; of a
+        regression, numbers (n,) or (n, k) as its targets were.
+    raw : bool
+        Write the model's outputs as it computes them instead.
+    model : Model or str, optional
+        As for `mpiddl.load`: the model that was trained, if it is a user's own.
 
     Communication
     -------------
@@ -69,16 +75,15 @@ def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any
         with agreed(link):
             if output.is_dir() or not output.name:
                 raise UsageError(f"output: got the folder {output}, expected the name of a .npy file to write")
-            trained = load(run)
+            trained = load_with(run, model, "--model")
             inputs = _Inputs(trained, rows)
-            pick = trained.about["data"]["classes"] is not None and not raw
         try:
             with agreed(link):
                 if link.rank == 0:
-                    _create(aside, (inputs.n,) if pick else (inputs.n, trained.about["data"]["outputs"]),
-                            np.dtype(np.int64) if pick else trained.params.dtype)
+                    first = _answers(trained, inputs.chunk(range(min(1, inputs.n))), raw)
+                    _create(aside, (inputs.n, *first.shape[1:]), first.dtype)
             with agreed(link):
-                _fill(aside, trained, inputs, block(inputs.n, link.size, link.rank), pick)
+                _fill(aside, trained, inputs, block(inputs.n, link.size, link.rank), raw)
             with agreed(link):
                 if link.rank == 0:
                     aside.replace(output)
@@ -128,11 +133,26 @@ def _open(trained: Trained, data: str | None) -> Data:
     if not data and trained.about["data"]["name"] == "arrays":
         raise UsageError("data: the model was trained on arrays of a program; name a data set with --data")
     task: Task = "classification" if trained.about["data"]["classes"] is not None else "regression"
-    found = open_data(name, search_path(os.environ), task=task, test_fraction=trained.job.test_fraction)
+    names = trained.about["data"].get("class_names")
+    found = open_data(name, search_path(os.environ), task=task, test_fraction=trained.job.test_fraction, class_names=names)
+    if tuple(names or ()) != (found.class_names or ()):
+        came = shown_names(found.class_names)
+        raise DataError(f"data: {found.name} has {came}, the model was trained on {shown_names(names)}")
     wanted = trained.about["data"]["features"]
     if found.features != wanted:
         raise DataError(f"data: {found.name} has {found.features} features, the model was trained on {wanted}")
     return found
+
+
+def _answers(trained: Trained, x: np.ndarray, raw: bool) -> np.ndarray:
+    """What stands in the file for rows ``x``."""
+    data = trained.about["data"]
+    found = trained.outputs(x)
+    if raw:
+        return found
+    if data["classes"] is None or data.get("class_names"):
+        return predictions(found, data)
+    return class_numbers(found, data["classes"])
 
 
 def _create(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -143,13 +163,12 @@ def _create(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
-def _fill(path: Path, trained: Trained, inputs: _Inputs, part: range, pick: bool) -> None:
+def _fill(path: Path, trained: Trained, inputs: _Inputs, part: range, raw: bool) -> None:
     """Predict this rank's rows in chunks, into their place in the file."""
     if not part:
         return
     target = np.lib.format.open_memmap(path, "r+")
     for start in range(part.start, part.stop, CHUNK):
         rows = range(start, min(start + CHUNK, part.stop))
-        found = trained.predict(inputs.chunk(rows))
-        target[rows.start : rows.stop] = found.argmax(axis=1) if pick else found
+        target[rows.start : rows.stop] = _answers(trained, inputs.chunk(rows), raw)
     target.flush()

@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from mpiddl.errors import UsageError
+from mpiddl.user_code import is_reference
+
+ALIASES = {"lr": "rate", "learning_rate": "rate", "optimizer": "optimiser", "batch_size": "batch"}
+"""Other names of settings, as users of other packages know them."""
 
 LARGEST = 10**300  # beyond, floats end
 
@@ -27,10 +31,10 @@ DATA, MODEL, OPTIMISATION, RANKS, SIMULATION, OUTPUT = "Data", "Model", "Optimis
 
 
 def setting(default: Any, text: str, group: str, choices: tuple[str, ...] = (), least: float | None = None,
-            most: float | None = None, above: float | None = None, form: str = "") -> Any:
-    """A field of `Job`: its default, its meaning in words, its heading in the help, and the values that are accepted."""
+            most: float | None = None, above: float | None = None, form: str = "", user_code: bool = False) -> Any:
+    """A field of `Job`: default, meaning, heading in the help, accepted values; ``user_code``: ``module:Name`` is one too."""
     bounds = {"least": least, "most": most, "above": above}
-    about = {"text": text, "group": group, "choices": choices, "form": form}
+    about = {"text": text, "group": group, "choices": choices, "form": form, "user_code": user_code}
     return dataclasses.field(default=default, metadata={**about, **bounds})
 
 
@@ -58,7 +62,8 @@ class Job:
     test_fraction: float = setting(0.2, "share of the rows kept for the test where the data set has no test rows (0: no test)",
                                    DATA, least=0, most=0.9)
     validation: float = setting(0.1, "share of the training rows kept for validation", DATA, least=0, most=0.9)
-    model: str = setting("mlp", "network: mlp (dense layers), or softmax (no hidden layers)", MODEL, ("mlp", "softmax"))
+    model: str = setting("mlp", "network: mlp (dense layers), softmax (no hidden layers), or your own: "
+                         "MODULE:CLASS[:key=value,...]", MODEL, ("mlp", "softmax"), user_code=True)
     hidden: tuple[int, ...] = setting((64,), "sizes of the hidden layers, from first to last", MODEL, least=1)
     activation: str = setting("relu", "activation of the hidden layers", MODEL, ("relu", "tanh"))
     initialisation: str = setting("he", "distribution of the initial weights", MODEL, ("he", "glorot"))
@@ -67,8 +72,9 @@ class Job:
     dtype: str = setting("float32", "precision of parameters and gradients", MODEL, ("float32", "float64"))
     epochs: int = setting(10, "passes over the training rows", OPTIMISATION, least=0)
     batch: int = setting(64, "samples in a step, over all ranks together", OPTIMISATION, least=1)
-    optimiser: str = setting("momentum", "update rule of the parameters", OPTIMISATION,
-                             ("sgd", "momentum", "nesterov", "adam", "adamw"))
+    optimiser: str = setting("auto", "update rule: sgd, momentum, nesterov, adam, adamw, or your own: "
+                             "MODULE:CLASS[:key=value,...] (auto: that of the strategy, otherwise momentum)", OPTIMISATION,
+                             ("auto", "sgd", "momentum", "nesterov", "adam", "adamw"), user_code=True)
     rate: float = setting(0.0, "learning rate (0: 0.05 for sgd, momentum and nesterov, 0.001 for adam and adamw)",
                           OPTIMISATION, least=0)
     momentum: float = setting(0.9, "momentum of the optimisers 'momentum' and 'nesterov'", OPTIMISATION, least=0, most=1)
@@ -88,7 +94,8 @@ class Job:
     target_accuracy: float = setting(0.0, "stop at this validation accuracy, between 0 and 1 (0: never)", OPTIMISATION, least=0,
                                      most=1)
     strategy: str = setting("allreduce", "how ranks combine their work, with its parameters: allreduce, auto, "
-                            "local-sgd:period=8, gossip, ddc-asgd, ... docs/strategies.md lists all", RANKS)
+                            "local-sgd:period=8, gossip, ddc-asgd, ... (all: docs/strategies.md), or your own: "
+                            "MODULE:CLASS[:key=value,...]", RANKS)
     reproducible: bool = setting(False, "compute the same weights, bit for bit, on 1, 2, 4, 8 or 16 ranks, at a higher cost",
                                  RANKS)
     shards: int = setting(0, "virtual shards into which the rows are divided (0: 16, or more for more than 16 ranks)",
@@ -129,7 +136,7 @@ class Job:
 
     def learning_rate(self) -> float:
         """The base rate: the one given, or the optimiser's usual one; scaled with the batch if asked."""
-        usual = 0.001 if self.optimiser.startswith("adam") else 0.05
+        usual = 0.001 if self.optimiser in ("adam", "adamw") else 0.05
         return (self.rate or usual) * (self.batch / self.scale_rate if self.scale_rate else 1.0)
 
 
@@ -186,8 +193,31 @@ FIELDS = {field.name: field for field in dataclasses.fields(Job)}
 
 def make_job(settings: Mapping[str, Any]) -> Job:
     """A `Job` from names and values; an unknown name is a `UsageError` that suggests the nearest one."""
+    settings = without_aliases(settings)
     check_names(settings, FIELDS)
     return Job(**settings)
+
+
+def without_aliases(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings by their own names instead of those in `ALIASES`.
+
+    Raises
+    ------
+    UsageError
+        If one is given by two names.
+
+    Examples
+    --------
+    >>> without_aliases({"lr": 0.1, "epochs": 3})
+    {'rate': 0.1, 'epochs': 3}
+    """
+    names: dict[str, str] = {}
+    for given in settings:
+        name = ALIASES.get(given, given)
+        if name in names:
+            raise UsageError(f"{names[name]}, {given}: got both, which are one setting, expected {name} alone")
+        names[name] = given
+    return {name: settings[given] for name, given in names.items()}
 
 
 def check_names(given: Iterable[str], known: Iterable[str], what: str = "setting") -> None:
@@ -218,7 +248,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_job_file(path: str | Path) -> dict[str, Any]:
-    """The settings in a TOML job file, flat or under ``[train]``; unchecked until `make_job`.
+    """The settings in a TOML job file, flat or under ``[train]``, by their own names; unchecked until `make_job`.
 
     Raises
     ------
@@ -228,21 +258,22 @@ def read_job_file(path: str | Path) -> dict[str, Any]:
     settings = read_toml(path)
     section = settings.get("train")
     if not isinstance(section, dict):
-        return settings
+        return without_aliases(settings)
     if len(settings) > 1:
         beside = ", ".join(name for name in settings if name != "train")
         raise UsageError(f"job file {path}: got {beside} beside [train], expected all settings in it or none")
-    return section
+    return without_aliases(section)
 
 
 def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     """``value`` in the field's type, or a `UsageError`."""
     value = _typed(field, value)
     choices = field.metadata["choices"]
-    if choices and value not in choices:
+    if choices and value not in choices and not (field.metadata["user_code"] and is_reference(value)):
         close = difflib.get_close_matches(str(value), choices, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"{field.name}: got {value!r}, expected one of {', '.join(choices)}{hint}")
+        own = ", or MODULE:CLASS" * field.metadata["user_code"]
+        raise UsageError(f"{field.name}: got {value!r}, expected one of {', '.join(choices)}{own}{hint}")
     for part in value if isinstance(value, tuple) else (value,):
         _bounded(field, part)
     return value

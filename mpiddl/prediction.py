@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from mpiddl import checkpoint
-from mpiddl.errors import CheckpointError, ShapeError
+from mpiddl.checkpoint import Checkpoint
+from mpiddl.errors import CheckpointError, ShapeError, UsageError
 from mpiddl.job import FIELDS, Job, make_job
 from mpiddl.memory import FlatBuffer
-from mpiddl.recipes import make_model
+from mpiddl.models import MLP
+from mpiddl.recipes import check_model, own_model
+from mpiddl.user_code import is_reference
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,23 @@ class Trained:
     about: dict[str, Any]
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Outputs for rows ``x``, shape (n, features), uint8 (scaled by 1/255) or numbers; no communication.
+        """What the model says of rows ``x``, shape (n, features), uint8 (scaled by 1/255) or numbers; no communication.
+
+        Returns
+        -------
+        ndarray
+            Labels, shape (n,), where it was trained on strings. Otherwise the outputs: shape (n, classes), or that of the
+            targets of a regression, (n,) or (n, k).
 
         Raises
         ------
         ShapeError
             If the rows do not have as many features as the model was trained on.
         """
+        return predictions(self.outputs(x), self.about["data"])
+
+    def outputs(self, x: np.ndarray) -> np.ndarray:
+        """The model's outputs for rows ``x``, as the model computes them; see `predict`."""
         return outputs(self.model, self.params.views, x, self.about["data"]["features"])
 
 
@@ -52,25 +66,72 @@ def outputs(model: Any, params: dict[str, np.ndarray], x: np.ndarray, features: 
     return model.predict(params, np.ascontiguousarray(x.reshape(len(x), -1), dtype) * scale)
 
 
-def load(path: str | Path) -> Trained:
+def predictions(found: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
+    """Outputs as labels, where ``data``, as a manifest describes it, has class names; otherwise in the shape of its targets."""
+    if names := data.get("class_names"):
+        return np.array(names)[class_numbers(found, len(names))]
+    shape = (len(found), *data.get("targets", found.shape[1:]))
+    return found.reshape(shape) if data["classes"] is None and found.size == prod(shape) else found
+
+
+def class_numbers(found: np.ndarray, classes: int) -> np.ndarray:
+    """The column of the largest output in each row.
+
+    Raises
+    ------
+    ShapeError
+        If the outputs, which may be those of a user's own model, have no column for each class.
+    """
+    if found.ndim != 2 or found.shape[1] != classes:
+        raise ShapeError(f"model.predict: returned shape {found.shape}, expected (n, {classes}), a column for each class; "
+                         "outputs(x), or predict --raw, gives them as they are")
+    return found.argmax(axis=1)
+
+
+def load(path: str | Path, model: Any = None) -> Trained:
     """The model of a checkpoint, or of the newest checkpoint of a run's folder.
+
+    Parameters
+    ----------
+    path : str or Path
+        A run's folder or a checkpoint.
+    model : Model or str, optional
+        The model that was trained: an object, or ``"module:Class"``. Needed for a model of your own; no code is imported that
+        only the checkpoint names.
 
     Raises
     ------
     CheckpointError
-        No checkpoint, a damaged one, or one of a user's own model (fill its parameters from
-        `mpiddl.checkpoint.load(path).model` instead).
+        No checkpoint, a damaged one, one of a user's own model without ``model``, or one of other parameters than it has.
+    UsageError
+        ``model`` is none.
     """
+    return load_with(path, model)
+
+
+def load_with(path: str | Path, model: Any, flag: str = "") -> Trained:
+    """`load`; ``flag`` is what gives the model on the command line, for messages."""
     found = checkpoint.load(path)
     about = found.manifest
-    if about["model"].get("kind") != "MLP":
-        raise CheckpointError(
-            f"{found.path}: holds a model of your own ({about['model'].get('kind')}); expected one that mpiddl builds. "
-            "mpiddl.checkpoint.load(path).model has its arrays"
-        )
     job = make_job({name: value for name, value in about["job"].items() if name in FIELDS})
-    data = about["data"]
-    model = make_model(job, data["features"], data["outputs"], data["classes"] is not None)
+    if isinstance(model, str):
+        if not is_reference(model):
+            raise UsageError(f"model: got {model!r}, expected an object or a name such as 'module:Class'")
+        model = own_model(model, about["data"]["features"], about["data"]["outputs"])
+    if model is None:
+        model = _network(found, job, flag)
+    check_model(model)
     params = FlatBuffer(model.shapes, job.dtype)
     checkpoint.fill_params(params, found)
     return Trained(model, params, job, about)
+
+
+def _network(found: Checkpoint, job: Job, flag: str) -> MLP:
+    """The network that a checkpoint describes; code that it names is not imported."""
+    about = dict(found.manifest["model"])
+    kind = about.pop("kind", None)
+    if kind != "MLP":
+        name = job.model if is_reference(job.model) else f"MODULE:{kind}"
+        remedy = f"{flag} {name}" if flag else f"mpiddl.load({str(found.path)!r}, model={kind}(...))"
+        raise CheckpointError(f"{found.path}: holds a model of your own ({kind}), expected it beside the checkpoint: {remedy}")
+    return MLP(**{each.name: about[each.name] for each in fields(MLP) if each.name in about and each.name != "threads"})

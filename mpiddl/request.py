@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpiddl import checkpoint
+from mpiddl import checkpoint, user_code
 from mpiddl.conditions import Conditions
 from mpiddl.errors import UsageError
 from mpiddl.folder import Folder
-from mpiddl.job import FIELDS, Job, make_job, read_drop, read_slow
+from mpiddl.job import FIELDS, Job, make_job, read_drop, read_slow, without_aliases
+from mpiddl.recipes import OPTIMISER, check_model, with_optimiser
 from mpiddl.strategies import Strategy, describe, make_strategy, reproducible
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__
@@ -49,17 +50,28 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
         strategy = make_strategy(request.strategy if is_object(request.strategy) else job.strategy)
         strategy.check(control.size)
         strategy = reproducible(strategy) if job.reproducible else strategy
-        if strategy.optimisers and not is_object(request.optimiser) and job.optimiser not in strategy.optimisers:
+        job = with_optimiser(job, strategy)
+        own = is_object(request.optimiser) or user_code.is_reference(job.optimiser)
+        if strategy.optimisers and not own and job.optimiser not in strategy.optimisers:
             raise UsageError(
                 f"optimiser: got {job.optimiser}, strategy {describe(strategy)} wants {' or '.join(strategy.optimisers)}"
             )
-        _check_members("model", request.model, ("shapes", "init", "gradient", "predict"))
-        _check_members("optimiser", request.optimiser, ("init", "update"))
-        if is_object(request.model) and not isinstance(request.model.shapes, Mapping):
-            came = type(request.model.shapes).__name__
-            raise UsageError(f"model.shapes: got {came}, expected names and shapes: {{'w': (3, 2)}}")
+        if own:
+            _check_parameters(job)
+        if is_object(request.model):
+            check_model(request.model)
+        if is_object(request.optimiser):
+            user_code.check_members("optimiser", request.optimiser, OPTIMISER)
     check_equal(control, "settings", _fingerprint(job, strategy, request))
     return folder, earlier, job, strategy
+
+
+def _check_parameters(job: Job) -> None:
+    """Raise a `UsageError` for settings that only the optimisers of mpiddl take, and an own one would not see."""
+    for name in ("momentum", "weight_decay"):
+        if (value := getattr(job, name)) != FIELDS[name].default:
+            raise UsageError(f"{name}: got {value:g} beside an optimiser of your own, expected it among the parameters of that "
+                             f"one: Class({name}={value:g}) or MODULE:CLASS:{name}={value:g}")
 
 
 def asked_for(link: Any, request: Request) -> Job:
@@ -72,23 +84,14 @@ def asked_for(link: Any, request: Request) -> Job:
     return job
 
 
-def _check_members(argument: str, value: Any, wanted: tuple[str, ...]) -> None:
-    if isinstance(value, type):
-        raise UsageError(f"{argument}: got the class {value.__name__}, expected an object of it: {value.__name__}(...)")
-    missing = [name for name in wanted if is_object(value) and not hasattr(value, name)]
-    if missing:
-        raise UsageError(
-            f"{argument}: got {type(value).__name__} without {', '.join(missing)}, "
-            f"expected a name or an object with {', '.join(wanted)}"
-        )
-
-
 def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, Any]]:
     """The run's folder, the checkpoint to go on from, and the settings: the earlier run's, overruled by the caller's."""
-    settings = dict(request.settings)
+    settings = without_aliases(request.settings)
     for name in ("model", "data", "optimiser", "strategy"):
         if isinstance(value := getattr(request, name), (str, Path)):
             settings[name] = str(value)
+    if settings.get("optimiser") == "auto":  # no choice: a run that is resumed keeps its own
+        del settings["optimiser"]
     if request.out is None:
         if request.resume or request.overwrite:
             raise UsageError("resume, overwrite: got one of them without a folder, expected out (--out DIR) beside it")

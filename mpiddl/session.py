@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from mpiddl import checkpoint
 from mpiddl.checkpoint import Checkpoint
-from mpiddl.data import Data, ShardedRows, arrays_data, sorted_warning
+from mpiddl.data import Data, ShardedRows, arrays_data, shown_names, sorted_warning
 from mpiddl.data.draws import generator
 from mpiddl.errors import CheckpointError, UsageError
 from mpiddl.folder import Folder
@@ -77,7 +77,7 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
               strategy: Strategy, choice: str) -> Iterator[Session]:
     data, model = _agreed_data(control, job, request)
     with agreed(control):
-        optimiser = request.optimiser if is_object(request.optimiser) else make_optimiser(job)
+        optimiser = _optimiser(job, request)
         layout = _layout(job, data, link.size, earlier)
         placement = strategy.placement(layout.shards, link.rank, link.size)
         _check_conditions(job, strategy, placement, link.rank)
@@ -106,6 +106,7 @@ def dry_run(control: Any, request: Request) -> str:
     strategy, choice = strategy.resolve(control)
     data, model = _agreed_data(control, job, request)
     with agreed(control):
+        _optimiser(job, request)
         layout = _layout(job, data, control.size, earlier)
         shapes = model.shapes
         placements = [strategy.placement(layout.shards, rank, control.size) for rank in range(control.size)]
@@ -156,6 +157,10 @@ def _model(job: Job, data: Data, request: Request) -> Any:
     return make_model(job, data.features, data.outputs, data.classes is not None)
 
 
+def _optimiser(job: Job, request: Request) -> Any:
+    return request.optimiser if is_object(request.optimiser) else make_optimiser(job)
+
+
 def _plan(job: Job, placement: Placement, rows: Any, layout: Layout, strategy: Strategy) -> Plan:
     whole = job.epochs * layout.steps_per_epoch
     schedule = make_schedule(job, layout.steps_per_epoch, whole)  # of the whole run, wherever max_steps cuts it
@@ -202,8 +207,9 @@ def _agreed_data(control: Any, job: Job, request: Request) -> tuple[Data, Any]:
 def _checksum(arrays: Any) -> int:
     """Of all targets, and of the first and last row: what ranks that each load a part of their own differ in."""
     x, y = (array if hasattr(array, "shape") else np.asarray(array) for array in arrays)
-    parts = [np.ascontiguousarray(part).tobytes() for part in (y, x[:1], x[-1:])]
-    return crc32(b"".join(parts))
+    parts = [np.ascontiguousarray(part) for part in (y, x[:1], x[-1:])]
+    plain = [repr(part.tolist()).encode() if part.dtype.hasobject else part.tobytes() for part in parts]  # objects: addresses
+    return crc32(b"".join(plain))
 
 
 def _open_data(job: Job, request: Request) -> Data:
@@ -236,6 +242,10 @@ def _layout(job: Job, data: Data, size: int, earlier: Path | None) -> Layout:
             raise UsageError(f"shards: got {job.shards}, expected {shards} (or 0), as the run that is continued has them")
         if before.get("rows") != data.train.n:
             raise CheckpointError(f"{earlier}: written by a run on {before.get('rows')} rows, data has {data.train.n}")
+        names = tuple(before.get("data", {}).get("class_names") or ())
+        if names != (data.class_names or ()):
+            came = shown_names(data.class_names)
+            raise CheckpointError(f"{earlier}: written by a run on {shown_names(names)}, data has {came}")
     elif job.reproducible:
         shards = job.shards or DEFAULT_SHARDS  # never of the ranks' making: other shards are other bits
     else:
@@ -274,14 +284,15 @@ def _resume_note(request: Request, earlier: Path | None, about: dict[str, Any], 
 
 def _about(job: Job, strategy: Strategy, model: Any, data: Data, layout: Layout, control: Any) -> dict[str, Any]:
     """What a checkpoint says of itself, and of what is needed to use it."""
-    described = {"kind": type(model).__name__, **(vars(model) if type(model).__name__ == "MLP" else {})}
+    network = {each.name: getattr(model, each.name) for each in fields(MLP)} if type(model) is MLP else {}
     return {
         "mpiddl": __version__,
         "mpi": control.library(),
         "job": job.as_dict(),
         "strategy": describe(strategy),
-        "model": {key: value for key, value in described.items() if isinstance(value, (str, tuple, int, float))},
-        "data": {"name": data.name, "features": data.features, "outputs": data.outputs, "classes": data.classes},
+        "model": {"kind": type(model).__name__, **network},
+        "data": {"name": data.name, "features": data.features, "outputs": data.outputs, "classes": data.classes,
+                 "class_names": data.class_names, "targets": data.train.targets},
         "rows": data.train.n,
         "train_rows": layout.train_rows,
         "shards": layout.shards,

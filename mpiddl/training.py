@@ -18,10 +18,10 @@ from mpiddl.conditions import Conditions, Pace
 from mpiddl.errors import UsageError
 from mpiddl.evaluation import Evaluation, evaluate_rows
 from mpiddl.folder import Folder
-from mpiddl.job import Job, read_drop, read_slow
+from mpiddl.job import Job, read_drop, read_slow, without_aliases
 from mpiddl.loop import State, loop
 from mpiddl.metrics import Lines, Metrics, Split, finite
-from mpiddl.prediction import outputs
+from mpiddl.prediction import outputs, predictions
 from mpiddl.request import Request, asked_for
 from mpiddl.session import Session, dry_run, open_session, starting_state
 from mpiddl.transport import virtual
@@ -57,7 +57,15 @@ class Result:
     rank: int
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """The model's outputs for rows ``x`` (n, features), scaled as the training rows were; no communication."""
+        """What the model says of rows ``x`` (n, features), scaled as the training rows were; no communication.
+
+        Labels (n,) where it was trained on strings; otherwise the outputs: (n, classes), or (n,) or (n, k) as the targets of a
+        regression.
+        """
+        return predictions(self.outputs(x), self.summary["data"])
+
+    def outputs(self, x: np.ndarray) -> np.ndarray:
+        """The model's outputs for rows ``x``, as the model computes them: for classes, shape (n, classes)."""
         return outputs(self.model, self.params, x, self.summary["data"]["features"])
 
 
@@ -69,10 +77,11 @@ def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = 
     Parameters
     ----------
     model : Model or str, optional
-        An object with ``shapes``, ``init``, ``gradient`` and ``predict`` (`mpiddl.models.Model`), or "mlp" or "softmax".
+        An object with ``shapes``, ``init``, ``gradient`` and ``predict`` (`mpiddl.models.Model`), "mlp", "softmax", or the name
+        of such a class, "module:Class".
     data : (x, y), str or Data, optional
-        Arrays with one row a sample, x (n, features) and y (n,) labels or (n,) or (n, k) targets - the same on every rank, each
-        reads its own rows of them -, or the name or folder of a data set (default "digits").
+        Arrays with one row a sample, x (n, features) and y (n,) labels, numbers or strings, or (n,) or (n, k) targets - the
+        same on every rank, each reads its own rows of them -, or the name or folder of a data set (default "digits").
     test : (x, y), optional
         Test rows beside arrays; by default ``test_fraction`` of the rows are held out.
     comm : mpi4py.MPI.Intracomm, optional
@@ -84,9 +93,11 @@ def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = 
     quiet : bool
         Print nothing.
     optimiser, strategy : object or str, optional
-        Names as in `Job`, or objects of `mpiddl.optim` and `mpiddl.strategies` (or a user's own).
+        Names as in `Job`, or objects of `mpiddl.optim` and `mpiddl.strategies` (or a user's own). By default the optimiser is
+        the strategy's own, where it has one.
     **settings
-        The fields of `mpiddl.Job`: epochs, batch, rate, seed, ...
+        The fields of `mpiddl.Job`: epochs, batch, rate, seed, ...; ``lr``, ``learning_rate``, ``batch_size`` and ``optimizer``
+        are understood.
 
     Returns
     -------
@@ -112,10 +123,11 @@ def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = 
     >>> result.summary["test_accuracy"] > 0.9
     True
     """
-    request = Request(model, data, test, Path(out) if out is not None else None, resume, overwrite, quiet, optimiser, strategy,
-                      settings)
     link = connect(comm, os.environ if comm is None else None)
     with failing_together(link), _enough_memory():
+        settings = without_aliases(({} if optimiser is None else {"optimiser": optimiser}) | settings)
+        request = Request(model, data, test, Path(out) if out is not None else None, resume, overwrite, quiet,
+                          settings.pop("optimiser", None), strategy, settings)
         result: Result = _on_workers(link, request, _train)
     link.Free()
     return result

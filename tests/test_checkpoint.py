@@ -157,6 +157,7 @@ def test_another_model_does_not_fit(tmp_path):
         ({"weight1": (3, 2), "bias1": (3,)}, "float32", r"weight1: holds float32 of shape \(2, 3\)"),
         ({"weight1": (2, 3), "bias1": (3,)}, "float64", "expected float64"),
         ({"weight1": (2, 3), "bias2": (3,)}, "float32", "bias2: holds nothing"),
+        ({"weight1": (2, 3)}, "float32", r"bias1: holds float32 of shape \(3,\), expected the model's parameters alone"),
     ]:
         with pytest.raises(CheckpointError, match=message):
             checkpoint.fill_params(FlatBuffer(shapes, dtype), found)

@@ -121,8 +121,8 @@ def test_a_mistake_in_the_call_is_told_once_by_all_ranks(mpirun, args):
 
 
 def test_an_unknown_key_in_a_job_file(command, tmp_path):
-    (tmp_path / "job.toml").write_text("learning_rate = 0.1\n")
-    expect(command("mpiddl", "train", "job.toml", cwd=tmp_path), 2, "unknown setting 'learning_rate'")
+    (tmp_path / "job.toml").write_text("learningrate = 0.1\n")
+    expect(command("mpiddl", "train", "job.toml", cwd=tmp_path), 2, "unknown setting 'learningrate'")
 
 
 @pytest.mark.parametrize("different", [("--seed", "2"), ("--sed", "2")], ids=" ".join)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,6 +107,21 @@ def test_shards_are_the_same_for_all_and_suit_servers():
     grid = make_grid({}, {"strategies": ["two-step", "asgd:servers=3,communication=two-sided"], "workers": [2, 16, 24]})
     assert [grid.shards(workers) for workers in grid.workers] == [16, 32, 48]
     assert ranks_beside(make_strategy("asgd:servers=3"), 8) == 3 and ranks_beside(make_strategy("ring"), 8) == 0
+
+
+def test_an_optimiser_that_was_not_chosen_is_that_of_each_strategy(study):
+    grid = make_grid({"epochs": 1, "hidden": [8]}, {"strategies": ["asgd", "ddc-asgd"], "workers": 2, "seeds": 1})
+    made, _ = study(Simulated(2, os.environ), grid)
+    assert [made.key(cell)["optimiser"] for cell in grid.cells()] == ["momentum", "nesterov"]
+    assert [outcome["strategy"].partition("(")[0] for outcome in made.found().values()] == ["ASGD", "DDCASGD"]
+    with pytest.raises(UsageError, match="which are the same"):
+        make_grid({}, {"strategies": ["ddc-asgd", {"strategy": "ddc-asgd", "optimizer": "nesterov"}]})
+
+
+def test_other_names_of_settings_are_understood():
+    grid = make_grid({"lr": 0.1, "batch_size": 32}, {"strategies": ["ring", {"strategy": "asgd", "lr": 0.02}]})
+    assert [grid.settings(cell, 100)["rate"] for cell in grid.cells()[:2]] == [0.1, 0.02]
+    assert grid.contenders[1].label == "asgd (rate=0.02)"
 
 
 def test_every_strategy_is_described():

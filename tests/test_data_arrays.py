@@ -95,7 +95,7 @@ def test_data_knows_what_a_model_puts_out():
         (np.ones((3, 2)), 1, "y: a single number came"),
         (np.ones((3, 2)), np.zeros((3, 4), int), r"y: shape \(3, 4\) came, .*argmax"),
         (np.ones((3, 2)), np.zeros((3, 4, 5)), r"y: shape \(3, 4, 5\) came, \(rows,\) or \(rows, k\)"),
-        (np.ones((3, 2)), ["a", "b", "c"], "y: <U1 came as labels"),
+        (np.ones((3, 2)), np.array([None, 1, 2]), "y: object came as labels"),
         (np.array([["a"], ["b"]]), [0, 1], "x: <U1 came as features"),
         (np.ones((2, 2), complex), [0, 1], "x: complex128 came"),
         (np.array([[1], [None]]), [0, 1], "x: object came"),

@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 CASES = {  # what the output must hold
     "own_model.py": "largest error 0.00",
     "own_strategy.py": "MB sent by all ranks",
+    "own_optimiser.py": "exactly 0: 25 of 25",
     "virtual_ranks.py": "    16     0.9",
     "late_and_seldom.py": "hierarchical:period=8",
     "fashion_mnist.py": "of 1000:",

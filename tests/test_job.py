@@ -7,9 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+import mpiddl
+from mpiddl.cli import main
 from mpiddl.errors import UsageError
 from mpiddl.folder import Folder
 from mpiddl.job import FIELDS, Job, make_job, read_job_file
+from mpiddl.optim import Adam
 
 pytestmark = pytest.mark.no_mpi
 
@@ -86,3 +89,70 @@ def test_the_digest_tells_jobs_apart():
 def test_the_rate_follows_the_batch_if_asked():
     assert Job(rate=0.1, batch=256, scale_rate=64).learning_rate() == pytest.approx(0.4)
     assert Job(optimiser="adam").learning_rate() == 0.001
+
+
+@pytest.mark.parametrize(("alias", "name", "value"), [
+    ("lr", "rate", 0.3), ("learning_rate", "rate", 0.3), ("optimizer", "optimiser", "adam"), ("batch_size", "batch", 9),
+])  # fmt: skip
+def test_other_names_are_understood(tmp_path, alias, name, value):
+    assert getattr(make_job({alias: value}), name) == value
+    (tmp_path / "job.toml").write_text(f"[train]\n{alias} = {value!r}\n")
+    assert read_job_file(tmp_path / "job.toml") == {name: value}
+    with pytest.raises(UsageError, match=f"{alias}, {name}: got both, which are one setting, expected {name} alone"):
+        make_job({alias: value, name: value})
+
+
+def test_other_names_on_the_command_line_win_over_those_of_a_file(tmp_path, capsys):
+    (tmp_path / "job.toml").write_text('learning_rate = 0.3\noptimizer = "sgd"\nbatch_size = 32\n')
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", str(tmp_path / "job.toml"), "--lr", "0.4", "--optimizer", "adam", "--batch", "16", "--dry-run"])
+    told = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert all(line in told for line in (["rate", "0.4"], ["optimiser", "adam"], ["batch", "16"]))
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "--lr", "0.4", "--rate", "0.4"])
+    assert "got both, which are one setting" in capsys.readouterr().err
+
+
+def test_other_names_in_python():
+    job = {"epochs": 1, "quiet": True}
+    named, usual = (mpiddl.train("softmax", "digits", **job, **more) for more in
+                    ({"lr": 0.01, "optimizer": "adam", "batch_size": 32}, {"rate": 0.01, "optimiser": "adam", "batch": 32}))
+    objects = mpiddl.train("softmax", "digits", lr=0.01, optimizer=Adam(), batch=32, **job)
+    for result in (named, objects):
+        assert result.params["weight1"].tobytes() == usual.params["weight1"].tobytes()
+    with pytest.raises(UsageError, match="optimiser, optimizer: got both"):
+        mpiddl.train("softmax", "digits", optimiser="adam", optimizer=Adam(), **job)
+
+
+OWN = [("ddc-asgd", "nesterov"), ("dana", "nesterov"), ("dc-asgd-momentum", "momentum"), ("asgd", "momentum"),
+       ("allreduce", "momentum")]
+
+
+@pytest.mark.parametrize(("strategy", "optimiser"), OWN)
+def test_an_optimiser_that_was_not_chosen_is_that_of_the_strategy(tmp_path, capsys, strategy, optimiser):
+    """In a run, from its job.toml, when it goes on, and told beforehand."""
+    job = {"strategy": strategy, "simulate": 3, "epochs": 1, "rate": 0.01, "quiet": True}
+    mpiddl.train("softmax", "digits", out=tmp_path / "run", **job)
+    kept = read_job_file(tmp_path / "run" / "job.toml")
+    assert kept["optimiser"] == optimiser
+    chosen = mpiddl.train("softmax", "digits", optimiser=optimiser, **job)
+    again = mpiddl.train(**{**kept, "quiet": True})
+    assert chosen.params["weight1"].tobytes() == again.params["weight1"].tobytes()
+    for more in ({}, {"optimiser": "auto"}, {"optimiser": optimiser}):
+        mpiddl.train("softmax", "digits", out=tmp_path / "run", resume=True, **{**job, "epochs": 2}, **more)
+        assert read_job_file(tmp_path / "run" / "job.toml")["optimiser"] == optimiser
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--strategy", strategy, "--simulate", "3", "--dry-run"])
+    assert f"optimiser        {optimiser}\n" in capsys.readouterr().out
+
+
+def test_an_optimiser_that_was_chosen_stays(tmp_path):
+    job = {"quiet": True, "epochs": 1, "simulate": 3}
+    with pytest.raises(UsageError, match=r"optimiser: got momentum, strategy DDCASGD\(.*\) wants nesterov"):
+        mpiddl.train("softmax", "digits", strategy="ddc-asgd", optimiser="momentum", **job)
+    (tmp_path / "job.toml").write_text('optimiser = "momentum"\n')  # as job.toml of an earlier version says it
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", str(tmp_path / "job.toml"), "--strategy", "ddc-asgd", "--simulate", "3"])
+    mpiddl.train("softmax", "digits", out=tmp_path / "run", strategy="asgd", **job)
+    with pytest.raises(UsageError, match="optimiser: got momentum"):  # a run that goes on keeps what it had
+        mpiddl.train("softmax", "digits", out=tmp_path / "run", strategy="ddc-asgd", resume=True, **{**job, "epochs": 2})

@@ -33,7 +33,7 @@ arena
 topology
 transport
 launch_line
-memory footprint layout overlap clock threads finding terminal disk testbed
+memory footprint layout overlap clock threads finding terminal disk testbed user_code
 kernels
 kernel_cache
 launch errors version

@@ -172,7 +172,7 @@ def test_regression_with_a_network():
     result = on(2, "mlp", (x, y), epochs=20, hidden=(32,), rate=0.02)
     assert result.summary["test_loss"] < 0.1
     one = on(2, "softmax", (x, y[:, 0]), epochs=10)
-    assert one.predict(x).shape == (400, 1)
+    assert (one.predict(x).shape, one.outputs(x).shape) == ((400,), (400, 1))
 
 
 def test_given_test_rows_are_used():

@@ -18,7 +18,7 @@ from mpiddl.cli.files import json_option
 from mpiddl.cli.grouped import GroupedCommand, GroupedOption
 from mpiddl.cli.launching import show_launch_lines
 from mpiddl.errors import UsageError
-from mpiddl.job import FIELDS, OUTPUT, make_job, read_job_file
+from mpiddl.job import ALIASES, FIELDS, OUTPUT, make_job, read_job_file, without_aliases
 from mpiddl.version import __version__
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -43,6 +43,9 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
     """A flag for each setting of `mpiddl.job.Job`; flags that are not given are None, so that a job file can speak."""
     for field in reversed(list(FIELDS.values())):
         command = _option(field)(command)
+    for alias, name in ALIASES.items():
+        kind = type(FIELDS[name].default)
+        command = click.option(f"--{alias.replace('_', '-')}", type=kind, hidden=True)(command)
     return command
 
 
@@ -58,6 +61,8 @@ def _option(field: dataclasses.Field[Any]) -> Callable[[Callable[..., None]], Ca
     text = _sentence(text) + (f"  [default: {default}]" if default != "" else "")
     if kind is tuple:
         return click.option(flag, callback=_numbers, metavar="N,N,...", help=text, **known)
+    if field.metadata["user_code"]:
+        choices = ()  # the text lists them
     metavar = form or ("|".join(choices) if choices else {int: "N", float: "X", str: "NAME"}[kind])
     return click.option(flag, type=kind, metavar=metavar, help=text, **known)
 
@@ -65,6 +70,10 @@ def _option(field: dataclasses.Field[Any]) -> Callable[[Callable[..., None]], Ca
 def _sentence(text: str) -> str:
     """``text`` with a capital letter and a full stop."""
     return f"{text[0].upper()}{text[1:]}."
+
+
+_own_model = click.option("--model", metavar="MODULE:CLASS[:key=value,...]",
+                          help="Your own model, if the run trained one.")
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -89,6 +98,7 @@ Examples:
   mpiexec -n 4 mpiddl train --out runs/digits --resume --epochs 20             continue that run up to epoch 20
   MPIDDL_DATA=~/data mpiexec -n 4 mpiddl train --data fashion-mnist --hidden 256,128
   mpiexec -n 8 mpiddl train --data digits --reproducible                       the same weights as on 1, 2, 4 or 16 ranks
+  mpiexec -n 4 mpiddl train --model nets:Wide:width=64                         class Wide of nets.py in this folder
   mpiexec -n 8 mpiddl train --strategy ddc-asgd                                ranks do not wait for each other
   mpiexec -n 8 mpiddl train --strategy asgd:servers=2,communication=two-sided  2 of the 8 ranks are parameter servers
   srun mpiddl train job.toml --out runs/x --max-seconds 3000 --resume          a Slurm job that can be submitted again
@@ -111,7 +121,7 @@ def train(job_file: Path | None, out: Path | None, resume: bool, overwrite: bool
 
     settings = read_job_file(job_file) if job_file else {}
     make_job(settings)  # before flags win, so that nothing wrong in the file goes unseen
-    settings |= {name: value for name, value in flags.items() if value is not None}
+    settings |= without_aliases({name: value for name, value in flags.items() if value is not None})
     options: dict[str, Any] = {"out": out, "resume": resume, "overwrite": overwrite, "quiet": quiet}
     if dry_run:
         click.echo(training.describe(**options, **settings), nl=False)
@@ -122,15 +132,16 @@ def train(job_file: Path | None, out: Path | None, resume: bool, overwrite: bool
 @mpiddl.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--data", help="Data set.  [default: the one the model was trained on]", metavar="NAME")
+@_own_model
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def evaluate(run: Path, data: str | None, as_json: bool) -> None:
+def evaluate(run: Path, data: str | None, model: str | None, as_json: bool) -> None:
     """Measure loss and accuracy of a trained model on test rows.
 
     RUN is a run folder (its newest checkpoint is used), or the folder of one checkpoint.
     """
     from mpiddl.inference import evaluate_run
 
-    found = evaluate_run(run, data)
+    found = evaluate_run(run, data, model=model)
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -142,16 +153,18 @@ def evaluate(run: Path, data: str | None, as_json: bool) -> None:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("rows", metavar="ROWS")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The .npy file to write.")
-@click.option("--raw", is_flag=True, help="Write the outputs of the model instead of class numbers.")
-def predict(run: Path, rows: str, output: Path, raw: bool) -> None:
+@click.option("--raw", is_flag=True, help="Write the outputs of the model instead of classes.")
+@_own_model
+def predict(run: Path, rows: str, output: Path, raw: bool, model: str | None) -> None:
     """Apply a trained model to rows. Each rank computes its share.
 
     RUN is a run folder or the folder of one checkpoint. ROWS is a .npy file of shape (n, features), or a data set, of which
-    the test rows are used. The output has one entry for each row, in the same order.
+    the test rows are used. The output has one entry for each row, in the same order: the class number, the class name if
+    the labels were strings, or the prediction of a regression.
     """
     from mpiddl.inference import predict_run
 
-    count = predict_run(run, rows, output, raw)
+    count = predict_run(run, rows, output, raw, model=model)
     click.echo(f"{count} rows -> {output}")
 
 

@@ -188,6 +188,8 @@ def _job(grid: Grid, about: Mapping[str, str]) -> list[tuple[str, str]]:
     skipped = ("strategy", "seed")
     names = [name for name in job if name in shown or (job[name] != usual[name] and name not in skipped)]
     settings = {**job, "rate": job["rate"] or f"{grid.shared_job().learning_rate():g} (default)"}
+    if settings["optimiser"] == "auto":
+        settings["optimiser"] = "that of the strategy, otherwise momentum"
     facts = [(name, value) for name, value in about.items() if value != NONE]
     return [*((name, _value(settings[name])) for name in names), ("seeds", ", ".join(map(str, grid.seeds))), *facts]
 

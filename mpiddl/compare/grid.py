@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpiddl.errors import UsageError
-from mpiddl.job import FIELDS, Job, check_names, make_job, read_toml
+from mpiddl.job import FIELDS, Job, check_names, make_job, read_toml, without_aliases
 from mpiddl.layout import DEFAULT_SHARDS
+from mpiddl.recipes import with_optimiser
 from mpiddl.strategies import Strategy, describe, make_strategy
+from mpiddl.user_code import is_reference
 
 KEYS = {
     "strategies": "names as for --strategy, or tables of a name and settings of its own",
@@ -58,6 +60,11 @@ class Contender(NamedTuple):
     @property
     def strategy(self) -> Strategy:
         return make_strategy(self.spec)
+
+    @property
+    def identity(self) -> str:
+        """What tells this strategy from others: its name and parameters, and the text itself where it is a user's own."""
+        return describe(self.strategy) + f" of {self.spec}" * is_reference(self.spec)
 
 
 class Cell(NamedTuple):
@@ -154,6 +161,7 @@ def read_grid(path: Path, workers: Sequence[int] = ()) -> Grid:
 def make_grid(train: Mapping[str, Any], asked: Mapping[str, Any], workers: Sequence[int] = ()) -> Grid:
     """The comparison of the two tables of a file; see `read_grid`."""
     check_names(asked, KEYS, "key of [compare]")
+    train = without_aliases(train)
     for name, instead in NOT_SHARED.items():
         if name in train:
             raise UsageError(f"{name}: got it in [train], expected {instead} instead: the comparison sets {name} itself")
@@ -186,8 +194,8 @@ def _contenders(asked: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Con
     found: dict[str, Contender] = {}
     for entry in entries:
         contender = _contender(entry)
-        job = make_job({**train, **dict(contender.own)})
-        what = repr((describe(contender.strategy), job.as_dict()))
+        job = with_optimiser(make_job({**train, **dict(contender.own)}), contender.strategy)
+        what = repr((contender.identity, job.as_dict()))
         if what in found:
             both = f"{found[what].label!r} and {contender.label!r}"
             raise UsageError(f"strategies: got {both}, which are the same; expected each once")
@@ -203,6 +211,7 @@ def _contender(entry: Any) -> Contender:
         return Contender(entry, entry)
     if not isinstance(entry, dict) or not isinstance(entry.get("strategy"), str):
         raise UsageError(f'strategies: got {entry!r}, expected a name or a table such as {{strategy = "asgd", rate = 0.02}}')
+    entry = without_aliases(entry)
     check_names(entry, ("strategy", "label", *OWN), "setting of a strategy")
     make_strategy(entry["strategy"])
     own = tuple((name, value) for name, value in entry.items() if name in OWN)

@@ -27,8 +27,9 @@ from mpiddl.compare.words import counted
 from mpiddl.disk import writing
 from mpiddl.errors import MpiddlError
 from mpiddl.job import make_job
-from mpiddl.strategies import describe
+from mpiddl.recipes import with_optimiser
 from mpiddl.testbed.program import sweep
+from mpiddl.user_code import is_reference, source_checksum
 from mpiddl.version import __version__
 from mpiddl.watch import DIVERGED
 
@@ -57,9 +58,10 @@ class Study:
 
     def key(self, cell: Cell) -> dict[str, Any]:
         """Everything that is known to decide the outcome of ``cell``."""
-        job = make_job(self.settings(cell)).as_dict()
-        return {**job, "strategy": describe(cell.contender.strategy), "workers": cell.workers, **self.place.about,
-                "data of": self.facts.data, "versions": self.versions}
+        job = with_optimiser(make_job(self.settings(cell)), cell.contender.strategy).as_dict()
+        code = {text: source_checksum(text) for text in (job["model"], job["optimiser"], job["strategy"]) if is_reference(text)}
+        return {**job, "strategy": cell.contender.identity, "workers": cell.workers, **self.place.about,
+                "data of": self.facts.data, "versions": self.versions, **({"user code": code} if code else {})}
 
     def found(self) -> dict[Cell, dict[str, Any]]:
         """The outcomes of the runs that are over, by cell."""

@@ -5,7 +5,7 @@ from .base import Data, Rows, Source
 from .draws import generator, permutation
 from .find import open_data
 from .hold_out import hold_out
-from .labels import Task, sorted_warning
+from .labels import Task, shown_names, sorted_warning
 from .shards import ShardedRows
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "hold_out",
     "open_data",
     "permutation",
+    "shown_names",
     "sorted_warning",
 ]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from ..errors import DataError, UsageError
 from .base import Data, Rows
 from .hold_out import TEST_FRACTION, hold_out
-from .labels import ROWS_TO_SEE_ALL, Task, check_labels, class_numbers, count_classes, task_of
+from .labels import ROWS_TO_SEE_ALL, Task, check_labels, class_numbers, count_classes, numbered, task_of
 from .rows import MemoryRows, RowArray
 
 
@@ -25,11 +25,14 @@ class ArraySource:
         batch; float32 and float64 stay as well; other types are converted when their rows are read. Arrays of
         the right type are not copied.
     y : array (rows,), (rows, 1) or (rows, k), or RowArray
-        Class numbers 0..classes-1, or the targets of a regression.
+        Class numbers 0..classes-1, strings that name classes, or the targets of a regression. Strings are numbered
+        in sorted order.
     classes : int, optional
         Number of classes, by default the largest label plus one.
     task : {"classification", "regression"}, optional
-        By default classification for integer labels and regression for floats.
+        By default classification for integer labels and strings, and regression for floats.
+    class_names : sequence of str, optional
+        The strings that labels may be, in the order of their class numbers; by default those that occur.
 
     Raises
     ------
@@ -53,9 +56,15 @@ class ArraySource:
         *,
         classes: int | None = None,
         task: Task | None = None,
+        class_names: Sequence[str] | None = None,
     ):
         self._x, self._y = as_rows(x, "x"), as_rows(y, "y")
         check_pair(self._x, self._y)
+        self.class_names, self._y = numbered(self._y, class_names)
+        if self.class_names:
+            classes = len(self.class_names)
+            if task == "regression":
+                raise DataError(f"{self._y.name}: strings came, numbers were expected as targets of a regression")
         self.task = task_of(self._y, task)
         self.n = self._x.shape[0]
         self.shape = self._x.shape[1:]
@@ -158,6 +167,7 @@ def arrays_data(
     classes: int | None = None,
     task: Task | None = None,
     test_fraction: float = TEST_FRACTION,
+    class_names: Sequence[str] | None = None,
 ) -> Data:
     """Return a data set made of arrays, with a part held out for testing if no test arrays are given.
 
@@ -169,7 +179,7 @@ def arrays_data(
         Features and labels to test on, of the same row shape.
     name : str
         What reports call it.
-    classes, task
+    classes, task, class_names
         As for `ArraySource`; by default the number of classes is taken from all training labels.
     test_fraction : float
         Fraction of the rows held out for testing if there are no test arrays; 0 for none.
@@ -183,20 +193,22 @@ def arrays_data(
     """
     if (x_test is None) != (y_test is None):
         raise UsageError("x_test and y_test: only one of them came, both or none were expected")
-    train = ArraySource(x, y, classes=classes, task=task)
+    train = ArraySource(x, y, classes=classes, task=task, class_names=class_names)
     if x_test is None or y_test is None:
         kept, held_out = hold_out(train, test_fraction)
-        return Data(name, kept, held_out, train.classes, prod(train.shape))
+        return Data(name, kept, held_out, train.classes, prod(train.shape), train.class_names)
     x_test, y_test = as_rows(x_test, "x_test"), as_rows(y_test, "y_test")
-    if classes is None and train.classes and train.n < ROWS_TO_SEE_ALL * train.classes:
+    if classes is None and train.classes and not train.class_names and train.n < ROWS_TO_SEE_ALL * train.classes:
         # Too few rows to show every class: the test labels have a say as well.
         seen = ArraySource(x_test, y_test, task=train.task).classes
         train = ArraySource(x, y, classes=max(train.classes, seen or 0), task=train.task)
-    test = ArraySource(x_test, y_test, classes=train.classes, task=train.task)
+    test = ArraySource(x_test, y_test, classes=train.classes, task=train.task, class_names=train.class_names)
+    if test.class_names != train.class_names:
+        raise DataError(f"{y_test.name}: strings came, class numbers were expected as in training")
     for what in ("shape", "targets"):
         if getattr(train, what) != getattr(test, what):
             raise DataError(
                 f"{test.where(0)}: its {what} is {getattr(test, what)}, "
                 f"{getattr(train, what)} was expected as in training"
             )
-    return Data(name, train, test, train.classes, prod(train.shape))
+    return Data(name, train, test, train.classes, prod(train.shape), train.class_names)

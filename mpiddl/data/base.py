@@ -69,6 +69,8 @@ class Data:
         Number of classes, None for regression.
     features : int
         Columns of a batch.
+    class_names : tuple of str or None
+        What the classes are called, where labels were strings.
     outputs : int
         Columns a model puts out: the classes, or the columns of a regression's targets.
     """
@@ -78,6 +80,7 @@ class Data:
     test: Source | None
     classes: int | None
     features: int
+    class_names: tuple[str, ...] | None = None
 
     @property
     def outputs(self) -> int:

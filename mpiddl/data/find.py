@@ -25,6 +25,7 @@ def open_data(
     *,
     task: Task | None = None,
     test_fraction: float = TEST_FRACTION,
+    class_names: Sequence[str] | None = None,
 ) -> Data:
     """Find a data set and open it: headers and labels are read, rows are not.
 
@@ -39,6 +40,8 @@ def open_data(
         What labels are to be; by default integers are classes and floats are targets.
     test_fraction : float
         Fraction of the rows held out for testing where there is no test set; 0 for none.
+    class_names : sequence of str, optional
+        The strings that labels may be, in the order of their class numbers; by default those that occur.
 
     Raises
     ------
@@ -56,7 +59,7 @@ def open_data(
         return digits(task)
     with reading(name_or_path):  # a folder that may not be searched fails before any file in it does
         path = _locate(str(name_or_path), [Path(folder) for folder in search])
-        return _open(path, task, test_fraction)
+        return _open(path, task, test_fraction, class_names)
 
 
 def _locate(name: str, search: Sequence[Path]) -> Path:
@@ -86,15 +89,16 @@ def _neighbours(name: str, search: Sequence[Path]) -> Iterator[str]:
             yield from (str(shown / entry.name) for entry in folder.iterdir() if entry.name[0] != ".")
 
 
-def _open(path: Path, task: Task | None, test_fraction: float) -> Data:
+def _open(path: Path, task: Task | None, test_fraction: float, class_names: Sequence[str] | None) -> Data:
     if path.is_dir():
         for module, opener in FOLDERS:
             if module.matches(path):
-                return opener(path, task, test_fraction)
+                options = {"class_names": class_names} if module is npy else {}  # in the others labels are numbers
+                return opener(path, task, test_fraction, **options)
         raise DataError(f"{path}: holds no known files: {_listing(path)} came; {_wanted()} were expected")
     if path.name.endswith((".gz", ".npy", ".bin", "ubyte")):
         raise UsageError(f"data: {path} is one file of a set: give its folder {path.parent}")
-    return npy.npz_data(path, task, test_fraction)
+    return npy.npz_data(path, task, test_fraction, class_names)
 
 
 def _listing(folder: Path, most: int = 8) -> str:

@@ -1,4 +1,4 @@
-"""What labels may be: class numbers 0..classes-1, or the targets of a regression."""
+"""What labels may be: class numbers 0..classes-1, strings that name classes, or the targets of a regression."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Literal
 import numpy as np
 
 from ..errors import DataError, UsageError
-from .rows import RowArray
+from .rows import MemoryRows, RowArray
 
 Task = Literal["classification", "regression"]
 
 FEW_LABELS = (
     32  # below this a handful of rows may skip class numbers; a byte that was damaged is mostly above it
 )
+AS_STRINGS = "other labels may be given as strings, y.astype(str)"
 ROWS_TO_SEE_ALL = (
     10  # rows a class from which a set is expected to show every class: one in e^10 = 22,000 is missed
 )
@@ -46,6 +47,71 @@ def task_of(labels: RowArray, task: Task | None) -> Task:
             f"{labels.name}: shape {labels.shape} came, (rows,) or (rows, k) was expected for regression"
         )
     return task
+
+
+def shown_names(names: Sequence[str] | None) -> str:
+    """Class names in a message: the first few of them."""
+    if not names:
+        return "class numbers or targets"
+    return f"the {len(names)} labels {', '.join(map(repr, names[:5]))}" + ", ..." * (len(names) > 5)
+
+
+def strings(labels: RowArray) -> np.ndarray | None:
+    """Return all labels as an array of strings if they are strings, or bytes in UTF-8; otherwise None.
+
+    Raises
+    ------
+    DataError
+        If some are strings and others are not; the same on every rank.
+    """
+    if labels.dtype.kind not in "USOT":
+        return None
+    (found,) = labels.read([range(labels.shape[0])])
+    values = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in found.reshape(-1).tolist()]
+    odd = [row for row, value in enumerate(values) if not isinstance(value, str)]
+    if len(odd) == len(values):
+        return None
+    if odd:
+        came = values[odd[0]]
+        raise DataError(f"{labels.name}: row {odd[0]} holds the label {came!r}, a string was expected as in other rows")
+    return np.array(values).reshape(found.shape)
+
+
+def numbered(labels: RowArray, names: Sequence[str] | None = None) -> tuple[tuple[str, ...] | None, RowArray]:
+    """Return the class names and the labels as class numbers; ``(None, labels)`` if they are no strings.
+
+    Parameters
+    ----------
+    labels : RowArray
+        All labels.
+    names : sequence of str, optional
+        The class names, in the order of their numbers; by default the labels that occur, sorted.
+
+    Raises
+    ------
+    DataError
+        If a label is not among ``names``, or there are too many for classes; the same on every rank.
+    """
+    found = strings(labels)
+    if found is None:
+        if names:
+            raise DataError(f"{labels.name}: {labels.dtype} came as labels, {shown_names(names)} were expected as in training")
+        return None, labels
+    own, numbers = np.unique(found, return_inverse=True)
+    numbers = numbers.reshape(found.shape)
+    if names is None:
+        names = tuple(own.tolist())
+        if len(names) > max(FEW_LABELS, len(found) // 2):
+            raise DataError(
+                f"{labels.name}: {len(names)} different strings came in {len(found)} rows, labels that repeat were expected; "
+                f"turn numbers that are written as strings into floats with y.astype(float)"
+            )
+    else:
+        place = {name: number for number, name in enumerate(names)}
+        codes = np.array([place.get(name, -1) for name in own.tolist()])
+        numbers = codes[numbers]
+        _refuse(numbers.reshape(-1) >= 0, found.reshape(-1), labels.name, f"one of {shown_names(names)} was expected")
+    return tuple(names), MemoryRows(labels.name, numbers.astype(np.int64))
 
 
 def class_numbers(labels: np.ndarray, name: str) -> np.ndarray:
@@ -83,7 +149,8 @@ def _refuse(fine: np.ndarray, labels: np.ndarray, name: str, wanted: str) -> Non
     """Raise for the first label that is not fine."""
     if not fine.all():
         row = int(np.argmin(fine))
-        raise DataError(f"{name}: row {row} holds the label {labels[row]}, {wanted}")
+        shown = repr(str(labels[row])) if labels.dtype.kind == "U" else labels[row]
+        raise DataError(f"{name}: row {row} holds the label {shown}, {wanted}")
 
 
 def count_classes(labels: np.ndarray, name: str) -> int:
@@ -104,7 +171,7 @@ def count_classes(labels: np.ndarray, name: str) -> int:
     DataError
         If a label is negative or implausibly large; the same on every rank.
     """
-    wanted = f"0..classes-1 was expected, with no more classes than rows ({len(labels)})"
+    wanted = f"0..classes-1 was expected, with no more classes than rows ({len(labels)}); {AS_STRINGS}"
     _refuse((labels >= 0) & (labels < max(len(labels), FEW_LABELS)), labels, name, wanted)
     classes = int(labels.max()) + 1
     used = np.count_nonzero(np.bincount(labels))
@@ -112,7 +179,7 @@ def count_classes(labels: np.ndarray, name: str) -> int:
         raise DataError(
             f"{name}: row {np.argmax(labels)} holds the label {classes - 1} "
             f"though only {used} different labels occur; "
-            f"0..classes-1 was expected without such gaps (renumber them, or name the number of classes)"
+            f"0..classes-1 was expected without such gaps; {AS_STRINGS}"
         )
     return classes
 

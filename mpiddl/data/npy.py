@@ -35,7 +35,9 @@ def matches(folder: Path) -> bool:
     return any((folder / f"{name}.npy").exists() for pair in NAMES for name in pair)
 
 
-def npy_data(folder: Path, task: Task | None = None, test_fraction: float = TEST_FRACTION) -> Data:
+def npy_data(
+    folder: Path, task: Task | None = None, test_fraction: float = TEST_FRACTION, class_names: Sequence[str] | None = None
+) -> Data:
     """Open a folder of ``.npy`` files; without test files a part of the rows is held out for testing.
 
     Raises
@@ -45,11 +47,13 @@ def npy_data(folder: Path, task: Task | None = None, test_fraction: float = TEST
     """
     present = sorted(path.stem for path in folder.glob("*.npy"))
     return _data(
-        folder.name, f"{folder}", present, lambda name: open_npy(folder / f"{name}.npy"), task, test_fraction
+        folder.name, f"{folder}", present, lambda name: open_npy(folder / f"{name}.npy"), task, test_fraction, class_names
     )
 
 
-def npz_data(path: Path, task: Task | None = None, test_fraction: float = TEST_FRACTION) -> Data:
+def npz_data(
+    path: Path, task: Task | None = None, test_fraction: float = TEST_FRACTION, class_names: Sequence[str] | None = None
+) -> Data:
     """Open an ``.npz`` file; without ``x_test`` and ``y_test`` in it a part is held out for testing.
 
     Raises
@@ -65,7 +69,7 @@ def npz_data(path: Path, task: Task | None = None, test_fraction: float = TEST_F
             f"{path}: truncated or not an .npz file, a zip archive of .npy files ({error})"
         ) from error
     return _data(
-        path.stem, f"{path}", present, lambda name: open_member(path, f"{name}.npy"), task, test_fraction
+        path.stem, f"{path}", present, lambda name: open_member(path, f"{name}.npy"), task, test_fraction, class_names
     )
 
 
@@ -76,6 +80,7 @@ def _data(
     opened: Callable[[str], RowArray],
     task: Task | None,
     test_fraction: float,
+    class_names: Sequence[str] | None,
 ) -> Data:
     """Return the data set made of the arrays of the agreed names among those that are present."""
     names = next((pair for pair in NAMES if set(pair) <= set(present)), None)
@@ -85,7 +90,7 @@ def _data(
         raise DataError(f"{where}: {wanted} were expected, {', '.join(present) or 'no arrays'} came")
     arrays = [opened(key) for key in names + TEST_NAMES * bool(tested)]
     arrays[1::2] = [unpacked(labels) for labels in arrays[1::2]]
-    return arrays_data(*arrays, name=name, task=task, test_fraction=test_fraction)
+    return arrays_data(*arrays, name=name, task=task, test_fraction=test_fraction, class_names=class_names)
 
 
 def open_npy(path: Path) -> RowArray:
@@ -145,7 +150,7 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
     if dtype.hasobject:
         raise DataError(
             f"{name}: Python objects came (dtype {dtype}), which only pickle reads, and pickle can run code: "
-            f"refused; save numbers"
+            f"refused; save numbers, or labels as strings with y.astype(str)"
         )
     return shape, fortran, dtype
 

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 from typing import Any
 
+from mpiddl import user_code
 from mpiddl.errors import UsageError
 from mpiddl.strategies.allreduce import AllReduce
 from mpiddl.strategies.alone import Alone
@@ -100,28 +101,35 @@ def make_strategy(spec: str | Strategy) -> Strategy:
     Parameters
     ----------
     spec : str or Strategy
-        ``NAME`` or ``NAME:key=value,key=value``, or an object that is a strategy already.
+        ``NAME`` or ``NAME:key=value,key=value``; ``module:Class`` or ``module:Class:key=value``, a user's own; or an object
+        that is a strategy already.
 
     Raises
     ------
     UsageError
-        On every rank: an unknown name or key, or a value that cannot be read as the key's type.
+        On every rank: an unknown name or key, a value that cannot be read as the key's type, or a class that cannot be found or
+        made.
 
     Examples
     --------
     >>> make_strategy("local-sgd:period=4")
     LocalSGD(period=4)
     """
-    if not isinstance(spec, str):
-        if not isinstance(spec, Strategy):
-            raise UsageError(f"strategy: got {type(spec).__name__}, expected a name or a mpiddl.strategies.Strategy")
-        return spec
+    found = _named(spec) if isinstance(spec, str) else spec
+    if not isinstance(found, Strategy):
+        raise UsageError(f"strategy: got {type(found).__name__}, expected a name or a mpiddl.strategies.Strategy")
+    return found
+
+
+def _named(spec: str) -> Any:
     name, _, tail = spec.partition(":")
-    if name not in NAMES:
-        close = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"strategy: got {name!r}, expected one of {', '.join(NAMES)}{hint}")
-    return NAMES[name](**_parameters(name, tail))
+    if name in NAMES:
+        return NAMES[name](**_parameters(name, tail))
+    if user_code.is_reference(spec):
+        return user_code.make("strategy", spec)
+    close = difflib.get_close_matches(name, NAMES, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise UsageError(f"strategy: got {name!r}, expected one of {', '.join(NAMES)}, or MODULE:CLASS{hint}")
 
 
 def reproducible(strategy: Strategy) -> Strategy:

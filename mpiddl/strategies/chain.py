@@ -24,6 +24,7 @@ class Chain(Strategy):
         self.replicated = all(member.replicated for member in members)
         self.lockstep = all(member.lockstep for member in members)
         self.by_shard = members[0].by_shard
+        self.optimisers = next((member.optimisers for member in members if member.optimisers), ())
 
     def __repr__(self) -> str:
         return f"chain({', '.join(map(repr, self.members))})"

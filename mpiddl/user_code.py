@@ -1,0 +1,138 @@
+"""A user's own model, strategy or optimiser by name: ``module:Name`` or ``module:Name:key=value,key=value``.
+
+The module is imported as Python does it, with the working directory searched first: ``python -m`` has it there, a console
+script has not. A class or a function is called with the parameters; any other object is taken as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import os
+import re
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpiddl.errors import MpiddlError, UsageError
+
+REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(:.*)?", re.DOTALL)
+WORDS = {"true": True, "false": False}
+
+
+def is_reference(text: str) -> bool:
+    """Whether ``text`` has the form ``module:Name`` or ``module:Name:parameters``.
+
+    Examples
+    --------
+    >>> is_reference("nets:Line:width=3"), is_reference("gossip:period=4"), is_reference("mlp")
+    (True, False, False)
+    """
+    return REFERENCE.fullmatch(text) is not None
+
+
+def make(argument: str, text: str, members: Sequence[str] = (), **offered: Any) -> Any:
+    """The object that ``text`` names.
+
+    Parameters
+    ----------
+    argument : str
+        What it is for ("model"), for messages.
+    text : str
+        ``module:Name`` or ``module:Name:key=value,key=value``. Values are Python literals; what is none is a string.
+    members : sequence of str
+        What the object must have.
+    **offered
+        Further parameters, passed where the class or function names them and ``text`` does not.
+
+    Raises
+    ------
+    UsageError
+        The module cannot be imported, has no such name, the call fails, or the object lacks a member.
+    """
+    module, name, tail = [*text.split(":", 2), ""][:3]
+    found = _attribute(argument, text, module, name)
+    given = _parameters(argument, text, tail)
+    if isinstance(found, type) or inspect.isroutine(found):
+        found = _call(argument, text, found, given, offered)
+    elif given:
+        raise UsageError(f"{argument}: got parameters in {text!r}, expected none: {module}:{name} is an object, not a class")
+    check_members(argument, found, members)
+    return found
+
+
+def source_checksum(text: str) -> int:
+    """Checksum of the file of the module that ``text`` names: another file may give other results."""
+    module, name = text.split(":")[:2]
+    _attribute("your own code", text, module, name)
+    file = sys.modules[module].__file__
+    return zlib.crc32(Path(file).read_bytes()) if file else 0
+
+
+def check_members(argument: str, value: Any, members: Sequence[str]) -> None:
+    """Raise a `UsageError` for a class in the place of an object, or an object that lacks one of the ``members``."""
+    if isinstance(value, type):
+        raise UsageError(f"{argument}: got the class {value.__name__}, expected an object of it: {value.__name__}(...)")
+    missing = [name for name in members if not hasattr(value, name)]
+    if missing:
+        raise UsageError(f"{argument}: got {type(value).__name__} without {', '.join(missing)}, "
+                         f"expected a name or an object with {', '.join(members)}")
+
+
+def _attribute(argument: str, text: str, module: str, name: str) -> Any:
+    try:
+        here = os.getcwd()
+        if here not in sys.path:
+            sys.path.insert(0, here)
+        found = importlib.import_module(module)
+    except Exception as error:  # a user's module may raise anything
+        remedy = f"expected a module in {os.curdir if isinstance(error, OSError) else here} or an installed one"
+        if text.split(":")[0].endswith(".py"):
+            remedy = f"expected the module's name without .py: {text.replace('.py:', ':', 1)}"
+        raise UsageError(f"{argument}: got {text!r}, whose module cannot be imported ({_said(error)}); {remedy}") from None
+    if not hasattr(found, name):
+        own = [key for key, value in vars(found).items() if callable(value) and getattr(value, "__module__", "") == module]
+        raise UsageError(f"{argument}: got {text!r}, expected a name that {module} defines: {', '.join(own) or 'it has none'}")
+    return getattr(found, name)
+
+
+def _parameters(argument: str, text: str, tail: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for item in filter(None, tail.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"{argument}: got {item!r} in {text!r}, expected key=value")
+        try:
+            values[key] = WORDS[value] if value in WORDS else ast.literal_eval(value)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            values[key] = value
+    return values
+
+
+def _call(argument: str, text: str, make_it: Callable[..., Any], given: dict[str, Any], offered: dict[str, Any]) -> Any:
+    try:
+        signature = inspect.signature(make_it).replace(return_annotation=inspect.Signature.empty)
+    except (TypeError, ValueError):  # compiled code may tell none
+        signature = inspect.Signature([inspect.Parameter("parameters", inspect.Parameter.VAR_KEYWORD)])
+    values = {**{key: value for key, value in offered.items() if key in signature.parameters}, **given}
+    try:
+        signature.bind(**values)
+    except TypeError as error:
+        raise UsageError(f"{argument}: {text}: {error}; expected key=value of {signature}") from None
+    try:
+        return make_it(**values)
+    except MpiddlError as error:
+        raise UsageError(f"{argument}: {text}: {error}") from None
+    except Exception as error:
+        raise UsageError(f"{argument}: {text} cannot be made ({_said(error)})") from None
+
+
+def _said(error: Exception) -> str:
+    """The error in one line, and where in the user's code it comes from."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    where = f", {os.path.basename(frames[-1].filename)} line {frames[-1].lineno}" if frames[1:] else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
