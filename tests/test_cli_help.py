@@ -49,7 +49,7 @@ def test_help_texts_are_sentences(words):
     assert command.help and command.help.partition("\n")[0].endswith((".", "?")), words
     for option in command.params:
         text = getattr(option, "help", None)
-        if isinstance(option, click.Option) and "--help" not in option.opts:
+        if isinstance(option, click.Option) and not option.hidden and "--help" not in option.opts:
             assert text, f"{option.opts} says nothing"
             sentence = re.sub(r"  \[default: .*\]$", "", text)
             assert sentence[0] == sentence[0].upper() and sentence.endswith((".", ")")), sentence
