@@ -17,10 +17,12 @@ from mpiddl.prediction import Trained, load
 from mpiddl.request import search_path
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connected
+from mpiddl.transport.uncaught import public
 
 CHUNK = 4096  # rows a rank holds at once: 12 MiB of CIFAR-10 in float32
 
 
+@public
 def evaluate_run(run: Path, data: str | None = None, comm: Any = None) -> dict[str, Any]:
     """Mean loss and accuracy of a trained model on test rows, the same on every rank.
 
@@ -47,6 +49,7 @@ def evaluate_run(run: Path, data: str | None = None, comm: Any = None) -> dict[s
             "step": trained.about["step"]}
 
 
+@public
 def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any = None) -> int:
     """Write the model's outputs for ``rows`` into ``output``, each rank its own rows; returns the number of rows.
 

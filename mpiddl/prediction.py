@@ -14,6 +14,7 @@ from mpiddl.errors import CheckpointError, ShapeError
 from mpiddl.job import FIELDS, Job, make_job
 from mpiddl.memory import FlatBuffer
 from mpiddl.recipes import make_model
+from mpiddl.transport.uncaught import public
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Trained:
     job: Job
     about: dict[str, Any]
 
+    @public
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Outputs for rows ``x``, shape (n, features), uint8 (scaled by 1/255) or numbers; no communication.
 
@@ -52,6 +54,7 @@ def outputs(model: Any, params: dict[str, np.ndarray], x: np.ndarray, features: 
     return model.predict(params, np.ascontiguousarray(x.reshape(len(x), -1), dtype) * scale)
 
 
+@public
 def load(path: str | Path) -> Trained:
     """The model of a checkpoint, or of the newest checkpoint of a run's folder.
 

@@ -28,6 +28,7 @@ from mpiddl.transport import virtual
 from mpiddl.transport.align import clock_offset
 from mpiddl.transport.base import BYTES_BASIS
 from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.uncaught import public
 from mpiddl.transport.virtual import Wire
 from mpiddl.watch import Watch
 
@@ -56,11 +57,13 @@ class Result:
     history: list[dict[str, Any]]
     rank: int
 
+    @public
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The model's outputs for rows ``x`` (n, features), scaled as the training rows were; no communication."""
         return outputs(self.model, self.params, x, self.summary["data"]["features"])
 
 
+@public
 def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = None, out: str | Path | None = None,
           resume: bool = False, overwrite: bool = False, quiet: bool = False, optimiser: Any = None, strategy: Any = None,
           **settings: Any) -> Result:

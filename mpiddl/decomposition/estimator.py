@@ -29,6 +29,7 @@ from mpiddl.errors import ConvergenceError, DataError, UsageError
 from mpiddl.memory import keep_freed
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.transport.mpi import connected
+from mpiddl.transport.uncaught import public
 from mpiddl.warming import limited_threads
 
 GRAM_MOST = 2048
@@ -57,6 +58,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.snapshot_fraction = snapshot_fraction
         self.max_passes = max_passes
 
+    @public
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Find the components of all ranks' rows; collective.
 
@@ -79,6 +81,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self._fit(X, sample_weight, None)
         return self
 
+    @public
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Take in a batch of all ranks' rows after those before; collective. What comes of it is near to what `fit` finds.
 
