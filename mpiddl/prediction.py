@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl import checkpoint
+from mpiddl.data.arrays import dense
 from mpiddl.errors import CheckpointError, ShapeError
 from mpiddl.job import FIELDS, Job, make_job
 from mpiddl.memory import FlatBuffer
@@ -46,7 +47,7 @@ class Trained:
 
 def outputs(model: Any, params: dict[str, np.ndarray], x: np.ndarray, features: int) -> np.ndarray:
     """The model's outputs for rows that come as training rows did: uint8 is scaled by 1/255; more axes are flattened."""
-    x = np.asarray(x)
+    x = dense(x, "x")
     if x.ndim < 2 or prod(x.shape[1:]) != features:
         raise ShapeError(f"x: got shape {x.shape}, expected (n, {features}): the model was trained on {features} features")
     dtype = next(iter(params.values())).dtype

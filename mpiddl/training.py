@@ -65,8 +65,8 @@ class Result:
 
 @public
 def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = None, out: str | Path | None = None,
-          resume: bool = False, overwrite: bool = False, quiet: bool = False, optimiser: Any = None, strategy: Any = None,
-          **settings: Any) -> Result:
+          resume: bool = False, resume_step: int | None = None, overwrite: bool = False, quiet: bool = False,
+          optimiser: Any = None, strategy: Any = None, **settings: Any) -> Result:
     """Train a model on all ranks; the same call, in the same program, on one rank without mpiexec.
 
     Parameters
@@ -84,6 +84,8 @@ def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = 
         Folder for the resolved settings, metrics, plots, checkpoints and summary. Nothing is written without it.
     resume, overwrite : bool
         What to do with a run that is in ``out`` already: go on from its newest checkpoint, or replace it.
+    resume_step : int, optional
+        Go on from the checkpoint of this step, not from the newest. Later checkpoints are removed when the next one is written.
     quiet : bool
         Print nothing.
     optimiser, strategy : object or str, optional
@@ -115,8 +117,12 @@ def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = 
     >>> result.summary["test_accuracy"] > 0.9
     True
     """
-    request = Request(model, data, test, Path(out) if out is not None else None, resume, overwrite, quiet, optimiser, strategy,
-                      settings)
+    return run(Request(model, data, test, Path(out) if out is not None else None, resume, overwrite, quiet, optimiser, strategy,
+                       settings, resume_step), comm)
+
+
+def run(request: Request, comm: Any = None) -> Result:
+    """What `train` does, as it was asked for. Collective over ``comm``."""
     link = connect(comm, os.environ if comm is None else None)
     with failing_together(link), _enough_memory():
         result: Result = _on_workers(link, request, _train)
@@ -124,12 +130,11 @@ def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = 
     return result
 
 
-def describe(out: Path | None = None, resume: bool = False, overwrite: bool = False, quiet: bool = False,
-             **settings: Any) -> str:
-    """What `train` would do with these settings, checked as it would check them, as lines of text. Nothing is written."""
+def describe(request: Request) -> str:
+    """What `run` would do, checked as it would check it, as lines of text. Nothing is written. Collective over all ranks."""
     link = connect(None, os.environ)
     with failing_together(link):
-        text: str = _on_workers(link, Request(None, None, None, out, resume, overwrite, quiet, None, None, settings), dry_run)
+        text: str = _on_workers(link, request, dry_run)
     link.Free()
     return text
 
@@ -158,7 +163,7 @@ def _enough_memory() -> Iterator[None]:
         yield
     except MemoryError as error:
         detail = f" ({error})" if str(error) else ""
-        raise UsageError(f"out of memory{detail}; expected a smaller network (hidden) or batch, or fewer rows a rank") from None
+        raise UsageError(f"out of memory{detail}; expected a smaller `hidden` or `batch`, or fewer rows a rank") from None
 
 
 def _run(link: Any, control: Any, session: Session) -> Result:

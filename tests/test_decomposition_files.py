@@ -145,7 +145,7 @@ def test_the_commands(mpirun, tmp_path):
 
     again = mpirun(2, "mpiddl", "svd", tmp_path / "x.npy", "-k", "2", "-o", tmp_path / "out", "--quiet")
     assert again.returncode == 2
-    assert "expected an empty folder, or --overwrite" in again.stderr
+    assert "expected an empty folder, or `--overwrite`" in again.stderr
     again = mpirun(2, "mpiddl", "svd", tmp_path / "x.npy", "-k", "2", "-o", tmp_path / "out", "--quiet", "--overwrite")
     assert again.returncode == 0, again.stderr
     assert again.stdout == again.stderr == ""
@@ -169,7 +169,7 @@ def test_what_did_not_converge_is_written_and_told(tmp_path):
     ("arguments", "message"),
     [
         (("-k", "many"), "components: got 'many'"),
-        (("-k", "99"), "n_components=99 must be between 1 and"),
+        (("-k", "99"), "components: got 99, expected 1 to"),
         (("-k", "3", "--solver", "magic"), "solver: got 'magic'"),
         (("-k", "3", "--no-center", "--whiten"), "whiten: got --no-center"),
         (("-k", "3", "--tol", "7"), "tol: got 7.0"),

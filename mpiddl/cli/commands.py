@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from mpiddl.cli import collectives, compare, decomposition, delayed, gossip, overlap, server, staleness, testbed, tuning
+from mpiddl.cli.flags import in_flags
 from mpiddl.errors import UsageError
 from mpiddl.job import FIELDS, make_job, read_job_file
 from mpiddl.version import __version__
@@ -83,27 +84,30 @@ Examples:
 @click.argument("job_file", required=False, type=click.Path(path_type=Path), metavar="[JOB.toml]")
 @click.option("--out", callback=_folder, metavar="DIR", help="Folder for settings, metrics, checkpoints, plots and summary.")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out; start there if there is none.")
+@click.option("--resume-step", type=click.IntRange(min=0), metavar="N",
+              help="Go on from the checkpoint of step N, not from the newest.")
 @click.option("--overwrite", is_flag=True, help="Replace the run that is in --out.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the settings and the dealing of shards, and stop.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @_job_options
-def train(job_file: Path | None, out: Path | None, resume: bool, overwrite: bool, dry_run: bool, quiet: bool,
-          **flags: Any) -> None:
+def train(job_file: Path | None, out: Path | None, resume: bool, resume_step: int | None, overwrite: bool, dry_run: bool,
+          quiet: bool, **flags: Any) -> None:
     """Train a network on all ranks.
 
     Settings come from the flags below and from JOB.toml, whose keys are the flags' names with underscores; flags win.
     The batch is the global one: the same samples make a step on 1 rank and on 100.
     """
     from mpiddl import training
+    from mpiddl.request import Request
 
     settings = read_job_file(job_file) if job_file else {}
     make_job(settings)  # before flags win, so that nothing wrong in the file goes unseen
     settings |= {name: value for name, value in flags.items() if value is not None}
-    options: dict[str, Any] = {"out": out, "resume": resume, "overwrite": overwrite, "quiet": quiet}
+    request = Request(None, None, None, out, resume, overwrite, quiet, None, None, settings, resume_step, in_flags)
     if dry_run:
-        click.echo(training.describe(**options, **settings), nl=False)
+        click.echo(training.describe(request), nl=False)
     else:
-        training.train(**options, **settings)
+        training.run(request)
 
 
 @mpiddl.command()

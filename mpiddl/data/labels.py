@@ -31,19 +31,19 @@ def task_of(labels: RowArray, task: Task | None) -> Task:
         If the labels' dtype or number of dimensions does not fit the task; the same on every rank.
     """
     if task not in (None, "classification", "regression"):
-        raise UsageError(f"task: {task!r} came, 'classification' or 'regression' was expected")
+        raise UsageError(f"task: got {task!r}, expected 'classification' or 'regression'")
     if labels.dtype.kind not in "biuf":
-        raise DataError(f"{labels.name}: {labels.dtype} came as labels, integers or floats were expected")
+        raise DataError(f"{labels.name}: got {labels.dtype} as labels, expected integers or floats")
     task = task or ("regression" if labels.dtype.kind == "f" else "classification")
     columns = labels.shape[1:]
     if task == "classification" and columns not in ((), (1,)):
         raise DataError(
-            f"{labels.name}: shape {labels.shape} came, class numbers of shape (rows,) were expected; "
+            f"{labels.name}: got shape {labels.shape}, expected class numbers of shape (rows,); "
             f"turn one-hot rows into class numbers with y.argmax(1)"
         )
     if len(columns) > 1:
         raise DataError(
-            f"{labels.name}: shape {labels.shape} came, (rows,) or (rows, k) was expected for regression"
+            f"{labels.name}: got shape {labels.shape}, expected (rows,) or (rows, k) for regression"
         )
     return task
 
@@ -62,7 +62,7 @@ def class_numbers(labels: np.ndarray, name: str) -> np.ndarray:
             np.isfinite(labels) & (labels == np.floor(labels)),
             labels,
             name,
-            "whole class numbers were expected",
+            "whole class numbers",
         )
     return labels.astype(np.int64, copy=False)
 
@@ -76,14 +76,14 @@ def check_labels(labels: np.ndarray, classes: int, name: str) -> None:
         If one is; the message names the row and the label. On the ranks that read it.
     """
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-        _refuse((labels >= 0) & (labels < classes), labels, name, f"0..{classes - 1} was expected")
+        _refuse((labels >= 0) & (labels < classes), labels, name, f"0 to {classes - 1}")
 
 
 def _refuse(fine: np.ndarray, labels: np.ndarray, name: str, wanted: str) -> None:
     """Raise for the first label that is not fine."""
     if not fine.all():
         row = int(np.argmin(fine))
-        raise DataError(f"{name}: row {row} holds the label {labels[row]}, {wanted}")
+        raise DataError(f"{name}, row {row}: got label {labels[row]}, expected {wanted}")
 
 
 def count_classes(labels: np.ndarray, name: str) -> int:
@@ -104,15 +104,14 @@ def count_classes(labels: np.ndarray, name: str) -> int:
     DataError
         If a label is negative or implausibly large; the same on every rank.
     """
-    wanted = f"0..classes-1 was expected, with no more classes than rows ({len(labels)})"
+    wanted = f"0 to classes-1, with no more classes than rows ({len(labels)})"
     _refuse((labels >= 0) & (labels < max(len(labels), FEW_LABELS)), labels, name, wanted)
     classes = int(labels.max()) + 1
     used = np.count_nonzero(np.bincount(labels))
     if 2 * used < classes <= len(labels):
         raise DataError(
-            f"{name}: row {np.argmax(labels)} holds the label {classes - 1} "
-            f"though only {used} different labels occur; "
-            f"0..classes-1 was expected without such gaps (renumber them, or name the number of classes)"
+            f"{name}, row {np.argmax(labels)}: got label {classes - 1} though only {used} different labels occur, "
+            f"expected 0 to classes-1 without such gaps (renumber them, or give the number of classes)"
         )
     return classes
 

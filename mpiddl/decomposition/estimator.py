@@ -252,8 +252,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         k = self._wanted(n + (after.n if after else 0), rows.d)
         self._check_total(total + (after.total if after else 0.0))
         if not isinstance(k, int) or (after is None and k > n):
-            raise UsageError(f"n_components={self.n_components!r}: partial_fit wants a number, at most the rows of the first "
-                             "batch")
+            raise UsageError(f"n_components: got {self.n_components!r}, expected a number for partial_fit, at most the rows of "
+                             "the first batch")
         return merged(link, rows, after, k, self._center, solver=self.solver, tol=self.tol, seed=seed, vr=self._settings(),
                       most_passes=self.max_passes)
 

@@ -24,7 +24,7 @@ GRACE_S = 3.0
 """How long a failing rank waits for the others to fail too before it calls its failure a lone one and ends the job."""
 
 TAG = 32766
-"""Of the messages by which failing ranks find each other: next to the largest tag that MPI guarantees, which users seldom take."""
+"""Of the messages by which failing ranks find each other: almost the largest that MPI guarantees, which users seldom take."""
 
 EXIT_S = 1.0
 """Without MPI, the head start of rank 0: a launcher ends the other ranks when one has left with an error."""
@@ -97,7 +97,7 @@ def _all_fail(world: Any) -> bool:
         world.Isend([nothing, 0], 0, TAG)
     waiting = [world.Irecv([nothing, 0], other, TAG) for other in others]
     deadline = now() + GRACE_S
-    while not all([request.Test() for request in waiting]):
+    while not all(request.Test() for request in waiting):
         if now() > deadline:
             return False
         time.sleep(0.005)
