@@ -71,8 +71,8 @@ def _locate(name: str, search: Sequence[Path]) -> Path:
     near = get_close_matches(name, sorted(set(_neighbours(name, search))), n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise UsageError(
-        f"data: got {name!r}, expected the built-in {BUILT_IN!r} or one of "
-        f"{', '.join(map(str, places))}"
+        f"data: got {name!r}, expected the built-in {BUILT_IN!r}, or a file or folder at "
+        f"{' or '.join(map(str, places))}"
         f"{'' if search else ' (no search path is set)'}{hint}"
     )
 
