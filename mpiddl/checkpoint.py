@@ -70,7 +70,7 @@ def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, o
     meta : mapping
         JSON values for the manifest.
     keep : int
-        Checkpoints kept, this one included.
+        Checkpoints kept, this one included; those of later steps are removed.
 
     Raises
     ------
@@ -109,8 +109,9 @@ def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, o
             shutil.rmtree(aside, ignore_errors=True)
         raise
     if comm.rank == 0:
-        for old in complete(folder)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        kept = [path for path in complete(folder) if step_of(path) <= step][-keep:]
+        for path in set(complete(folder)) - set(kept):  # later ones are of a run that was continued from an earlier step
+            shutil.rmtree(path, ignore_errors=True)
     return manifest
 
 
@@ -141,7 +142,7 @@ def find(path: Path) -> Path:
         return path
     newest = complete(path / "checkpoints") or complete(path)
     if not newest:
-        raise CheckpointError(f"{path}: no checkpoint here; expected a run folder (--out) or a folder with a manifest.json")
+        raise CheckpointError(f"{path}: no checkpoint here; expected the folder of a run or of a checkpoint (manifest.json)")
     return newest[-1]
 
 
@@ -255,12 +256,26 @@ def _replace(aside: Path, target: Path) -> None:
 def complete(folder: Path) -> list[Path]:
     """Whole checkpoints below ``folder``, oldest first."""
     try:
-        names = sorted(name for name in os.listdir(folder) if name.startswith("step-"))
-        return [folder / name for name in names if os.path.isfile(folder / name / "manifest.json")]
+        found = [folder / name for name in os.listdir(folder) if name.startswith("step-") and name[5:].isdecimal()]
+        return sorted((path for path in found if os.path.isfile(path / "manifest.json")), key=step_of)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read: {error.strerror}; expected the checkpoints in it") from None
+
+
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's name tells."""
+    return int(path.name.removeprefix("step-"))
+
+
+def _instead(folder: Path) -> str:
+    """What to do where the checkpoint ``folder`` is damaged."""
+    others = complete(folder.parent)
+    older = others[: others.index(folder)] if folder in others else []
+    if not older:
+        return "there is no checkpoint before it"
+    return f"the checkpoint before it is {older[-1]}: `resume_step={step_of(older[-1])}` goes on from there"
 
 
 def _clear(folder: Path) -> None:
@@ -277,13 +292,13 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: damaged ({error}); expected a manifest written by mpiddl") from None
+        raise CheckpointError(f"{path}: damaged ({error}), expected a manifest written by mpiddl; {_instead(folder)}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a checkpoint of mpiddl; expected \"format\": \"{FORMAT}\"")
     if manifest.get("version") != VERSION:
         raise CheckpointError(f"{path}: format version {manifest.get('version')!r}, this mpiddl reads version {VERSION}")
     if manifest.get("sha256") != _seal(manifest):
-        raise CheckpointError(f"{path}: damaged (its checksum does not fit); resume from an earlier checkpoint")
+        raise CheckpointError(f"{path}: damaged (its checksum does not fit); {_instead(folder)}")
     return manifest
 
 
@@ -300,8 +315,8 @@ def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}; the manifest lists this file") from None
+        raise CheckpointError(f"{path}: {error.strerror}, expected it as in the manifest; {_instead(folder)}") from None
     entry = manifest["files"].get(name)
     if entry is None or hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise CheckpointError(f"{path}: damaged (its checksum is not the one in the manifest); resume from an earlier one")
+        raise CheckpointError(f"{path}: damaged (its checksum is not the one in the manifest); {_instead(folder)}")
     return {key: array.copy() for key, array in from_bytes(content).items()}  # they come read-only

@@ -61,8 +61,8 @@ class Folder:
             self._clear()
         elif there and not resume:
             raise UsageError(
-                f"out: {self.path} already holds a run ({', '.join(there)}); continue it with --resume, replace it with "
-                "--overwrite, or name another folder"
+                f"out: {self.path} already holds a run ({', '.join(there)}); continue it with `resume=True`, "
+                "replace it with `overwrite=True`, or name another folder: `out=DIR`"
             )
 
     def release(self) -> None:
@@ -75,7 +75,7 @@ class Folder:
         """Hold the folder for this run; the lock ends with the process, however that ends."""
         self._lock = lock(self.path / ".lock")
         if self._lock is None:
-            raise UsageError(f"out: {self.path}: another run is writing there; wait for it or name another folder")
+            raise UsageError(f"out: {self.path}: another run is writing there; wait for it, or name another folder: `out=DIR`")
 
     def write_job(self, settings: Mapping[str, Any], of_a_program: Sequence[str] = ()) -> None:
         """Write the settings, and which of them a Python program replaced by objects of its own."""

@@ -17,10 +17,12 @@ from mpiddl.prediction import Trained, class_numbers, load_with, predictions
 from mpiddl.request import search_path
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connected
+from mpiddl.transport.uncaught import public
 
 CHUNK = 4096  # rows a rank holds at once: 12 MiB of CIFAR-10 in float32
 
 
+@public
 def evaluate_run(run: Path, data: str | None = None, comm: Any = None, model: Any = None) -> dict[str, Any]:
     """Mean loss and accuracy of a trained model on test rows, the same on every rank.
 
@@ -42,13 +44,14 @@ def evaluate_run(run: Path, data: str | None = None, comm: Any = None, model: An
             trained = load_with(run, model, "--model")
             found = _open(trained, data)
             if found.test is None:
-                raise DataError(f"data: {found.name} has no test rows; expected a set with some, or test_fraction above 0")
+                raise DataError(f"data: got {found.name} without test rows, expected a set with some")
             rows = ShardedRows(found.test, Layout(found.test.n, link.size), [link.rank], 0, trained.job.dtype)
         result = evaluate_rows(link, trained.model, trained.params, rows.all_rows())
     return {"data": found.name, "rows": result.count, "loss": result.loss, "accuracy": result.accuracy,
             "step": trained.about["step"]}
 
 
+@public
 def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any = None, model: Any = None) -> int:
     """Write what the model says of ``rows`` into ``output``, each rank its own rows; returns the number of rows.
 
@@ -121,8 +124,11 @@ def _map(path: str) -> np.ndarray:
         raise UsageError(f"rows: {path}: {error.strerror or error}; expected a .npy file or a data set") from None
     except (ValueError, EOFError, OverflowError, MemoryError) as error:
         raise DataError(f"rows: {path}: damaged or not a .npy file of numbers ({error})") from None
-    if not isinstance(array, np.ndarray):
+    if not isinstance(array, np.memmap):
         raise DataError(f"rows: {path}: got an archive of arrays, expected a .npy file with one")
+    if (size := os.path.getsize(path) - array.offset) != array.nbytes:
+        raise DataError(f"rows: {path}: got {size} bytes, expected {array.nbytes} for {array.dtype} {array.shape}: damaged, or "
+                        "several arrays in one file")
     if array.ndim < 2 or array.dtype.kind not in "uif":
         raise DataError(f"rows: {path}: got {array.dtype} of shape {array.shape}, expected numbers of shape (n, features)")
     return array
@@ -131,7 +137,7 @@ def _map(path: str) -> np.ndarray:
 def _open(trained: Trained, data: str | None) -> Data:
     name = data or trained.job.data
     if not data and trained.about["data"]["name"] == "arrays":
-        raise UsageError("data: the model was trained on arrays of a program; name a data set with --data")
+        raise UsageError("data: the model was trained on arrays of a program, expected a data set: `data=NAME`")
     task: Task = "classification" if trained.about["data"]["classes"] is not None else "regression"
     names = trained.about["data"].get("class_names")
     found = open_data(name, search_path(os.environ), task=task, test_fraction=trained.job.test_fraction, class_names=names)
@@ -140,7 +146,7 @@ def _open(trained: Trained, data: str | None) -> Data:
         raise DataError(f"data: {found.name} has {came}, the model was trained on {shown_names(names)}")
     wanted = trained.about["data"]["features"]
     if found.features != wanted:
-        raise DataError(f"data: {found.name} has {found.features} features, the model was trained on {wanted}")
+        raise DataError(f"data: got {found.name} with {found.features} features, expected {wanted} as in training")
     return found
 
 

@@ -118,12 +118,12 @@ class Job:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
         if self.target_accuracy and not self.validation:
-            raise UsageError("target_accuracy: got a target without validation rows, expected validation above 0 beside it")
+            raise UsageError("target_accuracy: got a target without validation rows, expected `validation` above 0 beside it")
         read_slow(self.slow)
         read_drop(self.drop)
         if self.reproducible and self.threads > 1:
             raise UsageError(
-                f"threads: got {self.threads}, expected 1 (or 0) with reproducible: a library's sums change with their number"
+                f"threads: got {self.threads}, expected 1 (or 0) with `reproducible`: a library's sums change with their number"
             )
 
     def as_dict(self) -> dict[str, Any]:

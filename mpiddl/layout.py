@@ -40,11 +40,10 @@ def shard_count(size: int, shards: int | None = None) -> int:
     if shards is None:
         return DEFAULT_SHARDS if size <= DEFAULT_SHARDS else size
     if shards < 1:
-        raise PlacementError(f"shards must be at least 1, not {shards}")
+        raise PlacementError(f"shards: got {shards}, expected 1 or more")
     if shards < size:
         raise PlacementError(
-            f"shards={shards} cannot be dealt to {size} ranks: give at least one shard a rank "
-            f"(shards >= {size}), or start at most {shards} ranks"
+            f"shards: got {shards} for {size} ranks, expected {size} or more, one a rank; or start at most {shards} ranks"
         )
     return shards
 
@@ -111,10 +110,10 @@ def check_batch(batch: int, train_rows: int) -> None:
         If ``batch`` is below 1 or above ``train_rows``; the same on every rank.
     """
     if batch < 1:
-        raise UsageError(f"batch must be at least 1, not {batch}")
+        raise UsageError(f"batch: got {batch}, expected 1 or more")
     if batch > train_rows:
         raise UsageError(
-            f"batch={batch} is larger than the {train_rows} training rows: give at most {train_rows}"
+            f"batch: got {batch}, expected at most {train_rows}, the rows to train on"
         )
 
 
@@ -159,9 +158,9 @@ class Layout:
     def __post_init__(self) -> None:
         for name in ("rows", "shards", "batch"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+                raise UsageError(f"{name}: got {getattr(self, name)}, expected 1 or more")
         if not 0 <= self.validation < 1:
-            raise UsageError(f"validation must be a fraction in [0, 1), not {self.validation}")
+            raise UsageError(f"validation: got {self.validation}, expected a fraction from 0 to below 1")
 
     @cached_property
     def validation_rows(self) -> int:
@@ -212,7 +211,7 @@ class Layout:
         """
         held = sorted(shards)
         if held and not 0 <= held[0] <= held[-1] < self.shards:
-            raise PlacementError(f"shards must lie in 0..{self.shards - 1}, not {held}")
+            raise PlacementError(f"shards: got {held}, expected numbers from 0 to {self.shards - 1}")
         if len(set(held)) < len(held):
-            raise PlacementError(f"shards must be named once each, not {held}")
+            raise PlacementError(f"shards: got {held}, expected each once")
         return held

@@ -70,7 +70,7 @@ class FlatBuffer:
     def slice(self, name: str) -> slice:
         """Where the part `name` lies in `flat`."""
         if name not in self.slices:
-            raise ShapeError(f"name: no part is called {name!r}; there are {', '.join(self.slices) or 'none'}")
+            raise ShapeError(f"name: got {name!r}, expected one of the parts: {', '.join(self.slices) or 'there are none'}")
         return self.slices[name]
 
 
@@ -111,7 +111,7 @@ def slices(shapes: Shapes) -> dict[str, slice]:
     parts, stop = {}, 0
     for name, shape in shapes.items():
         if not isinstance(shape, tuple) or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape):
-            raise ShapeError(f"shapes: {name!r} has shape {shape!r}; expected a tuple of integers >= 0, such as (784, 10)")
+            raise ShapeError(f"shapes: got {shape!r} for {name!r}, expected a tuple of integers >= 0, such as (784, 10)")
         start, stop = stop, stop + prod(map(int, shape))
         parts[name] = slice(start, stop)
     return parts
@@ -144,7 +144,7 @@ def float_dtype(dtype: DTypeLike) -> np.dtype:
     except TypeError:
         found = None
     if found not in (np.float32, np.float64):
-        raise UsageError(f"dtype: {dtype!r} came, 'float32' or 'float64' was expected")
+        raise UsageError(f"dtype: got {dtype!r}, expected 'float32' or 'float64'")
     return found
 
 
@@ -152,6 +152,6 @@ def _fitting(flat: np.ndarray, size: int, dtype: np.dtype) -> np.ndarray:
     """`flat` itself, if the views can be laid over it."""
     if flat.shape != (size,) or flat.dtype != dtype or not flat.flags.c_contiguous:
         raise ShapeError(
-            f"flat: shape {flat.shape} and {flat.dtype} came, a contiguous array of shape ({size},) and {dtype} was expected"
+            f"flat: got {flat.dtype} of shape {flat.shape}, expected a contiguous array of {dtype} and shape ({size},)"
         )
     return flat

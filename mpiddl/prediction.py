@@ -12,11 +12,13 @@ import numpy as np
 
 from mpiddl import checkpoint
 from mpiddl.checkpoint import Checkpoint
+from mpiddl.data.arrays import dense
 from mpiddl.errors import CheckpointError, ShapeError, UsageError
 from mpiddl.job import FIELDS, Job, make_job
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
 from mpiddl.recipes import check_model, own_model
+from mpiddl.transport.uncaught import public
 from mpiddl.user_code import is_reference
 
 
@@ -35,6 +37,7 @@ class Trained:
     job: Job
     about: dict[str, Any]
 
+    @public
     def predict(self, x: np.ndarray) -> np.ndarray:
         """What the model says of rows ``x``, shape (n, features), uint8 (scaled by 1/255) or numbers; no communication.
 
@@ -51,6 +54,7 @@ class Trained:
         """
         return predictions(self.outputs(x), self.about["data"])
 
+    @public
     def outputs(self, x: np.ndarray) -> np.ndarray:
         """The model's outputs for rows ``x``, as the model computes them; see `predict`."""
         return outputs(self.model, self.params.views, x, self.about["data"]["features"])
@@ -58,7 +62,7 @@ class Trained:
 
 def outputs(model: Any, params: dict[str, np.ndarray], x: np.ndarray, features: int) -> np.ndarray:
     """The model's outputs for rows that come as training rows did: uint8 is scaled by 1/255; more axes are flattened."""
-    x = np.asarray(x)
+    x = dense(x, "x")
     if x.ndim < 2 or prod(x.shape[1:]) != features:
         raise ShapeError(f"x: got shape {x.shape}, expected (n, {features}): the model was trained on {features} features")
     dtype = next(iter(params.values())).dtype
@@ -88,6 +92,7 @@ def class_numbers(found: np.ndarray, classes: int) -> np.ndarray:
     return found.argmax(axis=1)
 
 
+@public
 def load(path: str | Path, model: Any = None) -> Trained:
     """The model of a checkpoint, or of the newest checkpoint of a run's folder.
 

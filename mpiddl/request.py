@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ FREE_ON_RESUME = {"data", "epochs", "max_steps", "max_seconds", "max_bytes", "ta
 
 
 class Request(NamedTuple):
-    """What the caller of `mpiddl.train` asked for, as it came."""
+    """What the caller of `mpiddl.train` asked for, as it came; ``spell`` puts a message into the words of this caller."""
 
     model: Any
     data: Any
@@ -36,6 +36,18 @@ class Request(NamedTuple):
     optimiser: Any
     strategy: Any
     settings: dict[str, Any]
+    resume_step: int | None = None
+    spell: Callable[[str], str] = str
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a run that is there already is to be continued."""
+        return self.resume or self.resume_step is not None
+
+    def without_aliases(self) -> Request:
+        """The request with each setting by its own name; an optimiser object can come by its alias, too."""
+        settings = without_aliases(({} if self.optimiser is None else {"optimiser": self.optimiser}) | self.settings)
+        return self._replace(optimiser=settings.pop("optimiser", None), settings=settings)
 
     def of_a_program(self) -> list[str]:
         """What was given as an object, so that no settings can tell it."""
@@ -86,30 +98,42 @@ def asked_for(link: Any, request: Request) -> Job:
 
 def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, Any]]:
     """The run's folder, the checkpoint to go on from, and the settings: the earlier run's, overruled by the caller's."""
-    settings = without_aliases(request.settings)
+    settings = dict(request.settings)
     for name in ("model", "data", "optimiser", "strategy"):
         if isinstance(value := getattr(request, name), (str, Path)):
             settings[name] = str(value)
     if settings.get("optimiser") == "auto":  # no choice: a run that is resumed keeps its own
         del settings["optimiser"]
     if request.out is None:
-        if request.resume or request.overwrite:
-            raise UsageError("resume, overwrite: got one of them without a folder, expected out (--out DIR) beside it")
+        if request.goes_on or request.overwrite:
+            raise UsageError("resume, overwrite: got one of them without a folder, expected `out=DIR` beside it")
         return None, None, settings
-    if request.resume and request.overwrite:
-        raise UsageError("resume, overwrite: got both, expected one of them")
+    if request.goes_on and request.overwrite:
+        raise UsageError("resume, overwrite: got both, expected one of them: `resume=True` or `overwrite=True`")
     folder = Folder(request.out)
-    if not (request.resume and checkpoint.complete(folder.checkpoints)):
+    earlier = _earlier(request, folder)
+    if earlier is None:
         return folder, None, settings
-    earlier = checkpoint.find(folder.path)
     before = checkpoint.load_manifest(earlier).get("job", {})
     for name, value in make_job(settings).as_dict().items():
         if name in settings and name not in FREE_ON_RESUME and name in before and before[name] != value:
             raise UsageError(
                 f"{name}: got {value!r}, the run in {folder.path} was started with {before[name]!r}; expected the same, "
-                "or another folder for another run"
+                "or another folder for another run: `out=DIR`"
             )
     return folder, earlier, {**{name: value for name, value in before.items() if name in FIELDS}, **settings}
+
+
+def _earlier(request: Request, folder: Folder) -> Path | None:
+    """The checkpoint to go on from: the newest, or that of the step which was asked for."""
+    found = checkpoint.complete(folder.checkpoints)
+    if request.resume_step is None:
+        return found[-1] if found and request.resume else None
+    steps = {checkpoint.step_of(path): path for path in found}
+    if request.resume_step not in steps:
+        known = ", ".join(map(str, steps)) or "none: there is no checkpoint"
+        raise UsageError(f"resume_step: got {request.resume_step!r}, expected a step in {folder.checkpoints}: {known}")
+    return steps[request.resume_step]
 
 
 def is_object(value: Any) -> bool:
@@ -127,6 +151,7 @@ def _fingerprint(job: Job, strategy: Strategy, request: Request) -> dict[str, An
         "optimiser object": describe(request.optimiser) if is_object(request.optimiser) else None,
         "out": str(request.out),
         "resume": request.resume,
+        "resume_step": request.resume_step,
         "overwrite": request.overwrite,
         "mpiddl": __version__,
     }

@@ -65,7 +65,7 @@ def open_session(link: Any, control: Any, request: Request) -> Iterator[Session]
     strategy, choice = strategy.resolve(control)
     with agreed(control):
         if folder and control.rank == 0:
-            folder.prepare(request.resume, request.overwrite)
+            folder.prepare(request.goes_on, request.overwrite)
     try:
         yield from _prepared(link, control, request, folder, earlier, job, strategy, choice)
     finally:
@@ -94,8 +94,8 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
                 folder.write_job(job.as_dict(), request.of_a_program())
         size, dtype = sum(prod(shape) for shape in model.shapes.values()), np.dtype(job.dtype)
         said = (thread_note, _data_note(control, rows, strategy), _resume_note(request, earlier, about, control.size),
-                choice, strategy.note(link, size, dtype))
-        notes = [note for note in said if note]
+                _done_note(job, plan, earlier), choice, strategy.note(link, size, dtype))
+        notes = [request.spell(note) for note in said if note]
         warm(control, model, optimiser, rows, job, strategy)
         yield Session(request, job, folder, earlier, model, optimiser, strategy, plan, rows, test, about, notes)
 
@@ -280,6 +280,16 @@ def _resume_note(request: Request, earlier: Path | None, about: dict[str, Any], 
         left = f", written by {' and '.join(changed)}: from the one model in it, ranks' own states are left" if changed else ""
         return f"going on from {earlier}{left}"
     return f"no checkpoint in {request.out} yet: starting afresh" if request.resume else ""
+
+
+def _done_note(job: Job, plan: Plan, earlier: Path | None) -> str:
+    """That a run is continued which has come to its end, and what prolongs it."""
+    if earlier is None or checkpoint.load_manifest(earlier)["index"] < plan.steps:
+        return ""
+    limit, wanted = f"epochs: {job.epochs}", "`epochs`"
+    if plan.steps < plan.whole:
+        limit, wanted = f"max_steps: {job.max_steps}", "`max_steps`, or `max_steps=0` for no limit"
+    return f"nothing to do: all {plan.steps} steps are done ({limit}); expected a larger {wanted}"
 
 
 def _about(job: Job, strategy: Strategy, model: Any, data: Data, layout: Layout, control: Any) -> dict[str, Any]:

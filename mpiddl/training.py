@@ -18,7 +18,7 @@ from mpiddl.conditions import Conditions, Pace
 from mpiddl.errors import UsageError
 from mpiddl.evaluation import Evaluation, evaluate_rows
 from mpiddl.folder import Folder
-from mpiddl.job import Job, read_drop, read_slow, without_aliases
+from mpiddl.job import Job, read_drop, read_slow
 from mpiddl.loop import State, loop
 from mpiddl.metrics import Lines, Metrics, Split, finite
 from mpiddl.prediction import outputs, predictions
@@ -28,6 +28,7 @@ from mpiddl.transport import virtual
 from mpiddl.transport.align import clock_offset
 from mpiddl.transport.base import BYTES_BASIS
 from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.uncaught import public
 from mpiddl.transport.virtual import Wire
 from mpiddl.watch import Watch
 
@@ -56,6 +57,7 @@ class Result:
     history: list[dict[str, Any]]
     rank: int
 
+    @public
     def predict(self, x: np.ndarray) -> np.ndarray:
         """What the model says of rows ``x`` (n, features), scaled as the training rows were; no communication.
 
@@ -64,14 +66,16 @@ class Result:
         """
         return predictions(self.outputs(x), self.summary["data"])
 
+    @public
     def outputs(self, x: np.ndarray) -> np.ndarray:
         """The model's outputs for rows ``x``, as the model computes them: for classes, shape (n, classes)."""
         return outputs(self.model, self.params, x, self.summary["data"]["features"])
 
 
+@public
 def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = None, out: str | Path | None = None,
-          resume: bool = False, overwrite: bool = False, quiet: bool = False, optimiser: Any = None, strategy: Any = None,
-          **settings: Any) -> Result:
+          resume: bool = False, resume_step: int | None = None, overwrite: bool = False, quiet: bool = False,
+          optimiser: Any = None, strategy: Any = None, **settings: Any) -> Result:
     """Train a model on all ranks; the same call, in the same program, on one rank without mpiexec.
 
     Parameters
@@ -90,6 +94,8 @@ def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = 
         Folder for the resolved settings, metrics, plots, checkpoints and summary. Nothing is written without it.
     resume, overwrite : bool
         What to do with a run that is in ``out`` already: go on from its newest checkpoint, or replace it.
+    resume_step : int, optional
+        Go on from the checkpoint of this step, not from the newest. Later checkpoints are removed when the next one is written.
     quiet : bool
         Print nothing.
     optimiser, strategy : object or str, optional
@@ -123,22 +129,24 @@ def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = 
     >>> result.summary["test_accuracy"] > 0.9
     True
     """
+    return run(Request(model, data, test, Path(out) if out is not None else None, resume, overwrite, quiet, optimiser, strategy,
+                       settings, resume_step), comm)
+
+
+def run(request: Request, comm: Any = None) -> Result:
+    """What `train` does, as it was asked for. Collective over ``comm``."""
     link = connect(comm, os.environ if comm is None else None)
     with failing_together(link), _enough_memory():
-        settings = without_aliases(({} if optimiser is None else {"optimiser": optimiser}) | settings)
-        request = Request(model, data, test, Path(out) if out is not None else None, resume, overwrite, quiet,
-                          settings.pop("optimiser", None), strategy, settings)
-        result: Result = _on_workers(link, request, _train)
+        result: Result = _on_workers(link, request.without_aliases(), _train)
     link.Free()
     return result
 
 
-def describe(out: Path | None = None, resume: bool = False, overwrite: bool = False, quiet: bool = False,
-             **settings: Any) -> str:
-    """What `train` would do with these settings, checked as it would check them, as lines of text. Nothing is written."""
+def describe(request: Request) -> str:
+    """What `run` would do, checked as it would check it, as lines of text. Nothing is written. Collective over all ranks."""
     link = connect(None, os.environ)
     with failing_together(link):
-        text: str = _on_workers(link, Request(None, None, None, out, resume, overwrite, quiet, None, None, settings), dry_run)
+        text: str = _on_workers(link, request.without_aliases(), dry_run)
     link.Free()
     return text
 
@@ -167,7 +175,7 @@ def _enough_memory() -> Iterator[None]:
         yield
     except MemoryError as error:
         detail = f" ({error})" if str(error) else ""
-        raise UsageError(f"out of memory{detail}; try a smaller network (hidden), a smaller batch, or more ranks") from None
+        raise UsageError(f"out of memory{detail}; try a smaller `hidden` or `batch`, or more ranks") from None
 
 
 def _run(link: Any, control: Any, session: Session) -> Result:

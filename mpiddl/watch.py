@@ -240,5 +240,5 @@ def _check_loss(line: dict[str, Any]) -> None:
     if line["loss"] is None:
         raise ConvergenceError(
             f"step {line['step']}: the loss is not finite: {DIVERGED} at rate {line['rate']:g}; "
-            "try a smaller rate, a warm-up or clip"
+            "try a smaller `rate`, a `warmup`, or `clip`"
         )

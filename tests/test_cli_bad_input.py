@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import shutil
 import struct
@@ -154,9 +155,17 @@ def test_a_bad_checkpoint(capsys, tmp_path, damage, use):
     assert not out.exists()
 
 
+def saved(array):
+    """What numpy writes for an array."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
 ROWS = {
     "empty": (b"", 1, "damaged or not a .npy file"),
     "no array": (b"PK", 1, "damaged or not a .npy file"),
+    "two arrays": (saved(np.zeros((3, 64))) + saved(np.zeros(3)), 1, "expected 1536 for float64 (3, 64): damaged, or several"),
     "missing": (None, 2, "No such file"),
 }
 

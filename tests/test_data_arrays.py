@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import sparse
 
 from mpiddl.data import ArraySource, arrays_data, generator, hold_out, permutation, sorted_warning
 from mpiddl.errors import DataError, UsageError
@@ -85,23 +86,37 @@ def test_data_knows_what_a_model_puts_out():
     assert (data.outputs, data.features) == (4, 4)
 
 
+class Gradient:
+    """As a tensor of torch that asks for a gradient."""
+
+    def __array__(self, *arguments, **options):
+        raise RuntimeError("Use tensor.detach().numpy() instead.")
+
+
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (np.ones((3, 2)), [0, 1], "x has 3 rows but y has 2"),
-        (np.ones((0, 2)), np.zeros(0, int), r"x: shape \(0, 2\) came: zero rows"),
-        (np.ones((3, 0)), [0, 1, 2], r"x: shape \(3, 0\) came, \(rows, features\)"),
-        (np.ones(3), [0, 1, 2], r"x: shape \(3,\) came, \(rows, features\)"),
-        (np.ones((3, 2)), 1, "y: a single number came"),
-        (np.ones((3, 2)), np.zeros((3, 4), int), r"y: shape \(3, 4\) came, .*argmax"),
-        (np.ones((3, 2)), np.zeros((3, 4, 5)), r"y: shape \(3, 4, 5\) came, \(rows,\) or \(rows, k\)"),
-        (np.ones((3, 2)), np.array([None, 1, 2]), "y: object came as labels"),
-        (np.array([["a"], ["b"]]), [0, 1], "x: <U1 came as features"),
-        (np.ones((2, 2), complex), [0, 1], "x: complex128 came"),
-        (np.array([[1], [None]]), [0, 1], "x: object came"),
-        ([[1, 2], [3]], [0, 1], "x: cannot be made an array"),
-        (np.ones((3, 2)), [0, -1, 1], "y: row 1 holds the label -1"),
-        (np.ones((3, 2)), [0, 1, 40], r"y: row 2 holds the label 40, .*no more classes than rows \(3\)"),
+        (np.ones((3, 2)), [0, 1], "y: got 2 rows, expected 3 as x has"),
+        (np.ones((0, 2)), np.zeros(0, int), r"x: got shape \(0, 2\), expected one row"),
+        (np.ones((3, 0)), [0, 1, 2], r"x: got shape \(3, 0\), expected \(rows, features\)"),
+        (np.ones(3), [0, 1, 2], r"x: got shape \(3,\), expected \(rows, features\)"),
+        (np.ones((3, 2)), 1, "y: got int, expected an array with one entry a row"),
+        (np.ones((3, 2)), np.zeros((3, 4), int), r"y: got shape \(3, 4\), expected .*argmax"),
+        (np.ones((3, 2)), np.zeros((3, 4, 5)), r"y: got shape \(3, 4, 5\), expected \(rows,\) or \(rows, k\)"),
+        (np.ones((3, 2)), np.array([None, 1, 2]), "y: got object as labels"),
+        (np.array([["a"], ["b"]]), [0, 1], "x: got <U1 as features"),
+        (np.ones((2, 2), complex), [0, 1], "x: got complex128"),
+        (np.array([[1], [None]]), [0, 1], "x: got object"),
+        ([[1, 2], [3]], [0, 1], "x: got list, expected an array"),
+        (sparse.csr_matrix(np.eye(2)), [0, 1], r"x: got a sparse matrix \(csr_matrix\), expected .*: x\.toarray\(\)"),
+        (sparse.coo_array(np.eye(2)), [0, 1], "^x: got a sparse matrix .coo_array."),
+        (np.eye(2), sparse.csc_matrix([[0], [1]]), "^y: got a sparse matrix"),
+        ((row for row in np.eye(2)), [0, 1], "^x: got generator, expected an array"),
+        ({"a": [1, 2]}, [0, 1], "^x: got dict, expected an array"),
+        (np.eye(2), None, "^y: got NoneType, expected an array"),
+        (Gradient(), [0, 1], r"^x: got Gradient, expected an array .*detach\(\)"),
+        (np.ones((3, 2)), [0, -1, 1], "y, row 1: got label -1"),
+        (np.ones((3, 2)), [0, 1, 40], r"y, row 2: got label 40, .*no more classes than rows \(3\)"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(x, y, message):
@@ -113,7 +128,7 @@ def test_a_label_far_above_the_others_is_no_class():
     y = np.arange(500) % 10
     y[321] = 200
     with pytest.raises(
-        DataError, match="y: row 321 holds the label 200 though only 11 different labels occur"
+        DataError, match="y, row 321: got label 200 though only 11 different labels occur"
     ):
         ArraySource(np.ones((500, 1)), y)
     assert ArraySource(np.ones((500, 1)), y, classes=201).classes == 201
@@ -122,9 +137,9 @@ def test_a_label_far_above_the_others_is_no_class():
 @pytest.mark.parametrize(
     ("y", "options", "message"),
     [
-        ([0, 1, 0.5], {"task": "classification"}, "y: row 2 holds the label 0.5, whole class numbers"),
-        ([0, np.nan, 1], {"task": "classification"}, "y: row 1 holds the label nan"),
-        ([0, 1, 3], {"classes": 3}, r"y: row 2 holds the label 3, 0\.\.2 was expected"),
+        ([0, 1, 0.5], {"task": "classification"}, "y, row 2: got label 0.5, expected whole class numbers"),
+        ([0, np.nan, 1], {"task": "classification"}, "y, row 1: got label nan"),
+        ([0, 1, 3], {"classes": 3}, "y, row 2: got label 3, expected 0 to 2"),
     ],
 )
 def test_labels_that_are_no_classes_are_refused(y, options, message):
@@ -134,21 +149,21 @@ def test_labels_that_are_no_classes_are_refused(y, options, message):
 
 def test_options_that_cannot_be_taken_are_refused():
     x, y = np.ones((4, 1)), [0, 1, 0, 1]
-    with pytest.raises(UsageError, match="task: 'guess' came"):
+    with pytest.raises(UsageError, match="task: got 'guess'"):
         ArraySource(x, y, task="guess")
-    with pytest.raises(UsageError, match="classes must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="classes: got 0, expected 1 or more"):
         ArraySource(x, y, classes=0)
-    with pytest.raises(UsageError, match="only one of them came"):
+    with pytest.raises(UsageError, match="x_test, y_test: got one of them"):
         arrays_data(x, y, x)
-    with pytest.raises(UsageError, match=r"test_fraction must lie in \[0, 1\), not 1"):
+    with pytest.raises(UsageError, match="test_fraction: got 1, expected 0 to below 1"):
         arrays_data(x, y, test_fraction=1)
 
 
 def test_a_test_set_has_to_match_the_training_set():
     x, y = np.ones((40, 3)), np.arange(40) % 2
-    with pytest.raises(DataError, match=r"its shape is \(4,\), \(3,\) was expected"):
+    with pytest.raises(DataError, match=r"x_test, row 0: got shape \(4,\), expected \(3,\)"):
         arrays_data(x, y, np.ones((5, 4)), [0] * 5)
-    with pytest.raises(DataError, match=r"y_test: row 1 holds the label 2, 0\.\.1 was expected"):
+    with pytest.raises(DataError, match="y_test, row 1: got label 2, expected 0 to 1"):
         arrays_data(x, y, np.ones((2, 3)), [0, 2])
 
 

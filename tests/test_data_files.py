@@ -113,28 +113,28 @@ def damage(content, at, new):
         (
             "train-images-idx3-ubyte",
             lambda b: damage(b, 0, b"\0\0\x0d\x03"),
-            "number 0x00000d03 came, 0x00000803 was",
+            "number 0x00000d03, expected 0x00000803",
         ),
-        ("train-images-idx3-ubyte", lambda b: damage(b, 3, b"\1"), "0x00000801 came, .* with 3 dimensions"),
-        ("t10k-labels-idx1-ubyte", lambda b: damage(b, 3, b"\3"), "0x00000803 came, .* with 1 dimension"),
-        ("train-images-idx3-ubyte", lambda b: b[:9], "9 bytes came, a header of 16 was expected"),
+        ("train-images-idx3-ubyte", lambda b: damage(b, 3, b"\1"), "0x00000801, expected .* with 3 dimensions"),
+        ("t10k-labels-idx1-ubyte", lambda b: damage(b, 3, b"\3"), "0x00000803, expected .* with 1 dimension"),
+        ("train-images-idx3-ubyte", lambda b: b[:9], "got 9 bytes, expected a header of 16"),
         (
             "train-labels-idx1-ubyte",
             lambda b: idx(np.zeros(49)),
-            "has 50 rows but .*labels-idx1-ubyte.* has 49",
+            "labels-idx1-ubyte.*: got 49 rows, expected 50 as .*images",
         ),
-        ("train-labels-idx1-ubyte", lambda b: damage(b, 20, b"\xff"), "row 12 holds the label 255"),
+        ("train-labels-idx1-ubyte", lambda b: damage(b, 20, b"\xff"), "row 12: got label 255"),
         (
             "t10k-labels-idx1-ubyte",
             lambda b: damage(b, 20, b"\5"),
-            "row 12 holds the label 5, 0..4 was expected",
+            "row 12: got label 5, expected 0 to 4",
         ),
         (
             "t10k-images-idx3-ubyte",
             lambda b: idx(np.zeros((20, 3, 3))),
-            r"shape is \(3, 3\), \(4, 3\) was expected",
+            r"got shape \(3, 3\), expected \(4, 3\)",
         ),
-        ("train-images-idx3-ubyte", lambda b: b"", "0 bytes came, a header"),
+        ("train-images-idx3-ubyte", lambda b: b"", "got 0 bytes, expected a header"),
     ],
 )
 @pytest.mark.parametrize("end", ["", ".gz"])
@@ -151,12 +151,12 @@ def test_damaged_idx_files_are_refused(tmp_path, name, change, message, end):
 @pytest.mark.parametrize(
     ("end", "change", "message"),
     [
-        ("", lambda b: b[:-1], r"615 bytes came, 616 were expected for the shape \(50, 4, 3\)"),
-        ("", lambda b: b + b"\0", "617 bytes came, 616 were expected"),
+        ("", lambda b: b[:-1], r"got 615 bytes, expected 616 for the shape \(50, 4, 3\)"),
+        ("", lambda b: b + b"\0", "got 617 bytes, expected 616"),
         (
             ".gz",
             lambda b: damage(b, 8, b"\xff"),
-            r"bytes came, .* were expected for the shape \(50, 4278190084, 3\)",
+            r"bytes, expected .* for the shape \(50, 4278190084, 3\)",
         ),
         (".gz", lambda b: b[:-1], r"unpacks to fewer bytes than the 50 rows of shape \(4, 3\)"),
         (".gz", lambda b: b + b"\0", "unpacks to more bytes than the 50 rows"),
@@ -198,7 +198,7 @@ def test_a_flipped_bit_in_a_gzip_file_is_noticed(tmp_path):
 def test_a_missing_companion_is_named(tmp_path):
     write_idx(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").unlink()
-    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\[.gz\] is missing"):
+    with pytest.raises(DataError, match=r"expected train-labels-idx1-ubyte\[.gz\] beside"):
         open_data(tmp_path)
 
 
@@ -242,9 +242,9 @@ def test_cifar_without_a_test_batch_holds_rows_out(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda b: b[:-1], "21510 bytes came.*multiple of 3073"),
-        (lambda b: b"", " 0 bytes came"),
-        (lambda b: damage(b, 2 * RECORD, b"\x0a"), "row 2: the label 10 came, 0..9 was expected"),
+        (lambda b: b[:-1], "got 21510 bytes.*, expected a multiple of 3073"),
+        (lambda b: b"", " got 0 bytes"),
+        (lambda b: damage(b, 2 * RECORD, b"\x0a"), "row 2: got label 10, expected 0 to 9"),
     ],
 )
 @pytest.mark.parametrize("end", ["", ".gz"])
@@ -269,5 +269,5 @@ def test_a_truncated_cifar_gzip_is_refused(tmp_path):
 
 def test_cifar_is_no_regression(tmp_path):
     write_cifar(tmp_path)
-    with pytest.raises(UsageError, match="labels of CIFAR-10 are classes"):
+    with pytest.raises(UsageError, match="expected 'classification' for CIFAR-10"):
         open_data(tmp_path, task="regression")

@@ -49,7 +49,7 @@ def test_an_unknown_name_lists_where_was_looked_and_what_is_near(folder):
         open_data("digit")
     with pytest.raises(UsageError, match=f"did you mean {folder}/mine.npz"):
         open_data(folder / "mine.npy")
-    with pytest.raises(UsageError, match="nothing is called ''"):
+    with pytest.raises(UsageError, match="data: got '', expected"):
         open_data("")
 
 
@@ -58,7 +58,7 @@ def test_a_folder_without_known_files_lists_what_came_and_what_was_wanted(folder
         open_data(folder)
     for part in (
         str(folder),
-        "mine.npz, set came",
+        "got mine.npz, set",
         "train-images-idx3-ubyte",
         "data_batch_1.bin",
         "x_train.npy",
@@ -67,7 +67,7 @@ def test_a_folder_without_known_files_lists_what_came_and_what_was_wanted(folder
 
 
 def test_one_file_of_a_set_is_sent_back_to_its_folder(folder):
-    with pytest.raises(UsageError, match=f"x.npy is one file of a set: give its folder {folder}/set"):
+    with pytest.raises(UsageError, match=f"x.npy, one file of a set, expected its folder {folder}/set"):
         open_data(folder / "set" / "x.npy")
 
 

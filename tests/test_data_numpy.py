@@ -64,7 +64,7 @@ def test_arrays_stored_column_by_column(tmp_path, save):
 def test_compressed_columns_are_refused_with_a_remedy(tmp_path):
     x = np.asfortranarray(np.ones((20, 3)))
     with pytest.raises(
-        DataError, match=r"x in .*data.npz: compressed column by column; save np.ascontiguous"
+        DataError, match=r"x in .*data.npz: compressed column by column, expected .*np.ascontiguous"
     ):
         open_data(save_packed(tmp_path, x=x, y=np.zeros(20, int)))
 
@@ -100,15 +100,15 @@ def test_mapped_files_are_read_where_the_rows_are(tmp_path):
     [
         (
             {"x_train": np.ones((3, 1)), "labels": np.zeros(3)},
-            "x_train and y_train, or x and y were expected, labels, x_train came",
+            "got labels, x_train, expected x_train and y_train, or x and y",
         ),
         ({"x": np.ones((3, 1)), "y": np.zeros(3, int), "x_test": np.ones((3, 1))}, "both x_test and y_test"),
-        ({"x": np.ones((3, 1)), "y": np.zeros(4, int)}, "has 3 rows but .* has 4"),
-        ({"x": np.ones((0, 1)), "y": np.zeros(0, int)}, "zero rows"),
-        ({"x": np.ones(3), "y": np.zeros(3, int)}, r"shape \(3,\) came"),
-        ({"x": np.ones((3, 1)), "y": np.array([0, None, 1])}, "y.*: Python objects came"),
-        ({"x": np.array([[1], [None]]), "y": np.zeros(2, int)}, "x.*: Python objects came.*pickle"),
-        ({"x": np.ones((3, 1)), "y": np.array([0, 1, -1])}, "row 2 holds the label -1"),
+        ({"x": np.ones((3, 1)), "y": np.zeros(4, int)}, "got 4 rows, expected 3 as .*x"),
+        ({"x": np.ones((0, 1)), "y": np.zeros(0, int)}, "expected one row or more"),
+        ({"x": np.ones(3), "y": np.zeros(3, int)}, r"got shape \(3,\)"),
+        ({"x": np.ones((3, 1)), "y": np.array([0, None, 1])}, "y.*: got Python objects"),
+        ({"x": np.array([[1], [None]]), "y": np.zeros(2, int)}, "x.*: got Python objects.*pickle"),
+        ({"x": np.ones((3, 1)), "y": np.array([0, 1, -1])}, "row 2: got label -1"),
     ],
 )
 def test_numpys_files_that_do_not_fit_are_refused(tmp_path, save, arrays, message):
@@ -122,8 +122,25 @@ def test_nan_is_named_with_file_row_and_column(tmp_path):
     x, y = pair()
     x[17, 1, 1] = np.nan
     source = open_data(save_npz(tmp_path, x_train=x, y_train=y, x_test=x, y_test=y)).train
-    with pytest.raises(DataError, match=r"x_train in .*data.npz, row 17, column 4: nan came"):
+    with pytest.raises(DataError, match=r"x_train in .*data.npz, row 17, column 4: got nan"):
         ShardedRows(source, Layout(40, 4), [1])
+
+
+@SAVE
+def test_more_bytes_than_the_array_has_are_refused(tmp_path, save):
+    """As where an array was saved into the file of another, which numpy reads without a word."""
+    path = save(tmp_path, x=np.ones((30, 4)), y=np.zeros(30, int))
+    if path.is_dir():
+        with open(path / "x.npy", "ab") as file:
+            np.save(file, np.ones(3))
+    else:
+        with zipfile.ZipFile(path) as archive:
+            entries = {info.filename: archive.read(info) for info in archive.infolist()}
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED if save is save_npz else zipfile.ZIP_DEFLATED) as archive:
+            for name, content in entries.items():
+                archive.writestr(name, content + bytes(8 * (name == "x.npy")))
+    with pytest.raises(DataError, match=r"x.*: got \d+ bytes, expected 960 for float64 \(30, 4\): .*several arrays"):
+        open_data(path)
 
 
 @pytest.mark.parametrize("save", [save_folder, save_npz])

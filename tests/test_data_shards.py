@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiddl.data import ArraySource, ShardedRows
+from mpiddl.data import ArraySource, ShardedRows, arrays_data
 from mpiddl.errors import DataError, PlacementError, ShapeError, UsageError
 from mpiddl.layout import Layout, rank_shards
 
@@ -158,20 +158,31 @@ def test_a_value_that_is_not_finite_is_named_on_the_rank_that_holds_it(bad):
     x[13, 2] = bad
     source, layout = ArraySource(x, np.zeros(20, int)), Layout(20, 2, 4)
     ShardedRows(source, layout, [0])
-    with pytest.raises(DataError, match=rf"x, row 13, column 2: {bad} came"):
+    with pytest.raises(DataError, match=rf"x, row 13, column 2: got {bad}"):
         ShardedRows(source, layout, [1])
 
 
 def test_a_value_too_large_for_the_models_dtype_is_named():
     source = ArraySource(np.array([[1.0], [1e300]]), [0, 1])
     ShardedRows(source, Layout(2, 1), [0], dtype="float64")
-    with pytest.raises(DataError, match=r"row 1, column 0: 1e\+300 came.*finite in float32"):
+    with pytest.raises(DataError, match=r"row 1, column 0: got 1e\+300, .*finite in float32"):
         ShardedRows(source, Layout(2, 1), [0], dtype="float32")
 
 
-def test_a_target_that_is_not_finite_is_named():
-    with pytest.raises(DataError, match="row 1, label 0: nan"):
-        ShardedRows(ArraySource(np.ones((2, 1)), [0.5, np.nan]), Layout(2, 1), [0])
+@pytest.mark.parametrize(("y", "place"), [([0.5, np.nan], "row 1"), ([[0.5, 1], [2, np.nan]], "row 1, column 1")])
+def test_a_target_that_is_not_finite_is_named(y, place):
+    with pytest.raises(DataError, match=f"^y, {place}: got nan, expected a number that is finite in float32"):
+        ShardedRows(ArraySource(np.ones((2, 1)), y), Layout(2, 1), [0])
+
+
+@pytest.mark.parametrize("row", range(20))
+def test_a_target_is_named_by_its_row_in_the_users_array_also_where_rows_are_held_out(row):
+    y = np.arange(20.0)
+    y[row] = np.inf
+    data = arrays_data(np.ones((20, 1)), y)
+    with pytest.raises(DataError, match=f"^y, row {row}: got inf"):
+        for source in (data.train, data.test):
+            ShardedRows(source, Layout(source.n, 1), [0])
 
 
 class Own:
@@ -197,9 +208,9 @@ def test_a_users_own_source_is_enough():
 @pytest.mark.parametrize(
     ("x", "y", "error", "message"),
     [
-        (np.ones((4, 2)), np.array([0, 1, 3, 0]), DataError, "own row 2: the label 3 came, 0..2 was expected"),
-        (np.ones((4, 2)), np.array([0, 1, -1, 0]), DataError, "own row 2: the label -1 came"),
-        (np.ones((4, 3)), np.zeros(4, int), ShapeError, r"x float64 \(4, 3\).*expected were x .*\(4, 2\)"),
+        (np.ones((4, 2)), np.array([0, 1, 3, 0]), DataError, "own row 2: got label 3, expected 0 to 2"),
+        (np.ones((4, 2)), np.array([0, 1, -1, 0]), DataError, "own row 2: got label -1"),
+        (np.ones((4, 3)), np.zeros(4, int), ShapeError, r"x float64 \(4, 3\).*expected x .*\(4, 2\)"),
         (np.ones((4, 2), int), np.zeros(4, int), ShapeError, "x int64.*uint8 or float32 or float64"),
         (np.ones((4, 2)), np.zeros(4), ShapeError, r"y float64 \(4,\).*y int64 \(4,\)"),
     ],
@@ -211,15 +222,15 @@ def test_a_source_that_breaks_its_promise_is_refused(x, y, error, message):
 
 def test_arguments_that_do_not_fit_are_refused():
     source = numbered(10)
-    with pytest.raises(ShapeError, match="11 rows came, the source has 10"):
+    with pytest.raises(ShapeError, match="got 11 rows, expected 10"):
         ShardedRows(source, Layout(11, 2), [0])
-    with pytest.raises(PlacementError, match=r"0..1, not \[2\]"):
+    with pytest.raises(PlacementError, match=r"got \[2\], expected numbers from 0 to 1"):
         ShardedRows(source, Layout(10, 2), [2])
     with pytest.raises(UsageError, match="float16"):
         ShardedRows(source, Layout(10, 2), [0], dtype="float16")
-    with pytest.raises(UsageError, match="seed must be at least 0, not -1"):
+    with pytest.raises(UsageError, match="seed: got -1, expected 0 or more"):
         ShardedRows(source, Layout(10, 2), [0], seed=-1)
-    with pytest.raises(UsageError, match="5 came, an epoch has steps 0 to 4"):
+    with pytest.raises(UsageError, match="step: got 5, expected 0 to 4"):
         ShardedRows(source, Layout(10, 2, 2), [0]).batch(0, 5)
 
 

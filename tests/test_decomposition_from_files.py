@@ -190,7 +190,7 @@ def test_missing_columns_are_left_out(form, tmp_path):
     kept = ~land & (weights > 0)
     np.testing.assert_allclose(components[:, kept.ravel()], exact(x[:, kept] * np.sqrt(weights[kept]))[1][:2], atol=1e-7)
     np.testing.assert_allclose(mean, np.where(kept, x.mean(axis=0), np.nan).ravel(), rtol=1e-10)
-    with pytest.raises(DataError, match=r"4 of 24 columns are missing in the first row \(the first: column 8\); --mask auto"):
+    with pytest.raises(DataError, match=r"4 of 24 columns are missing in the first row \(the first: column 8\); `mask='auto'`"):
         program(None, None)
 
 
@@ -212,7 +212,7 @@ def test_packed_by_what_is_no_number(value, tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = np.ones((3, 2))
         file["x"].attrs["scale_factor"] = value
-    with pytest.raises(DataError, match=r"x\.h5:x: scale_factor is .*, a number was expected"):
+    with pytest.raises(DataError, match=r"x\.h5:x: scale_factor: got .*, expected a number"):
         open_matrix(str(tmp_path / "x.h5:x"))
 
 

@@ -87,7 +87,7 @@ def test_another_array_in_the_place_of_a_view_is_refused(name):
 
 @pytest.mark.parametrize("shape", [5, [5], (5, -1), (5.0,), ("5",), None])
 def test_shapes_that_are_none_are_refused(shape):
-    with pytest.raises(ShapeError, match=r"shapes: 'w' has shape .*expected a tuple of integers"):
+    with pytest.raises(ShapeError, match=r"shapes: got .* for 'w', expected a tuple of integers"):
         FlatBuffer({"w": shape}, "float32")
 
 
@@ -106,7 +106,7 @@ def test_memory_that_does_not_fit_is_refused(flat):
 
 
 def test_a_part_that_is_not_there_is_refused_with_those_that_are():
-    with pytest.raises(ShapeError, match="'weigth'; there are weight, none, bias, scale"):
+    with pytest.raises(ShapeError, match="got 'weigth', expected one of the parts: weight, none, bias, scale"):
         FlatBuffer(SHAPES, "float32").slice("weigth")
 
 

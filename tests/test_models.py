@@ -292,7 +292,7 @@ def test_a_label_out_of_range_is_refused_with_its_row(row, label):
     (x, y), params = rows_for(model, 9), params_of(model)
     y[row] = label
     for call in (gradient_of, lambda model, params, x, y: model.score(params.views, x, y)):
-        with pytest.raises(DataError, match=f"^y: row {row} has label {label}, expected 0 to 2"):
+        with pytest.raises(DataError, match=f"^y, row {row}: got label {label}, expected 0 to 2"):
             call(model, params, x, y)
 
 
@@ -300,19 +300,19 @@ def test_score_names_a_bad_label_by_its_row_among_all_rows():
     model = Softmax(5, 3)
     (x, y), params = rows_for(model, 600), params_of(model)
     y[570] = 7
-    with pytest.raises(DataError, match=r"^y: row 570 has label 7"):
+    with pytest.raises(DataError, match=r"^y, row 570: got label 7"):
         model.score(params.views, x, y)
 
 
 @pytest.mark.parametrize(
     ("x", "y", "told"),
     [
-        (np.zeros((4, 6)), np.zeros(4, int), r"^x: shape \(4, 6\) came, \(rows, 7\)"),
-        (np.zeros(7), np.zeros(1, int), r"^x: shape \(7,\)"),
-        (np.zeros((4, 7), np.uint8), np.zeros(4, int), r"^x: uint8 came.*/ 255"),
-        (np.zeros((4, 7)), np.zeros(3, int), r"^y: .* \(4,\) were expected"),
-        (np.zeros((4, 7)), np.zeros(4), r"^y: float64 .* integers"),
-        (np.zeros((4, 7)), np.zeros((4, 1), int), r"^y: .* \(4,\) were expected"),
+        (np.zeros((4, 6)), np.zeros(4, int), r"^x: got shape \(4, 6\), expected \(rows, 7\)"),
+        (np.zeros(7), np.zeros(1, int), r"^x: got shape \(7,\)"),
+        (np.zeros((4, 7), np.uint8), np.zeros(4, int), r"^x: got uint8.*/ 255"),
+        (np.zeros((4, 7)), np.zeros(3, int), r"^y: .*expected .*\(4,\)"),
+        (np.zeros((4, 7)), np.zeros(4), r"^y: got float64 .* integers"),
+        (np.zeros((4, 7)), np.zeros((4, 1), int), r"^y: .*expected .*\(4,\)"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_by_name(x, y, told):
@@ -323,7 +323,7 @@ def test_rows_that_do_not_fit_are_refused_by_name(x, y, told):
 
 def test_targets_that_do_not_fit_are_refused_and_one_column_may_come_flat():
     model = MLP((4, 2), loss="squared-error")
-    with pytest.raises(ShapeError, match=r"^y: shape \(3, 1\) came, \(3, 2\)"):
+    with pytest.raises(ShapeError, match=r"^y: got shape \(3, 1\), expected \(3, 2\)"):
         gradient_of(model, params_of(model), np.zeros((3, 4)), np.zeros((3, 1)))
     model = MLP((4, 1), loss="squared-error")
     (x, y), params = rows_for(model, 5), params_of(model)
@@ -333,7 +333,7 @@ def test_targets_that_do_not_fit_are_refused_and_one_column_may_come_flat():
 
 def test_more_rows_than_the_workspace_has_are_refused():
     model = Softmax(5, 3)
-    with pytest.raises(ShapeError, match=r"^x: 6 rows came, at most 5"):
+    with pytest.raises(ShapeError, match=r"^x: got 6 rows, expected at most 5"):
         gradient_of(model, params_of(model), *rows_for(model, 6), work=model.workspace(5, "float64"))
 
 

@@ -127,12 +127,12 @@ def test_a_gradient_that_is_not_finite_is_not_hidden(optimiser):
 
 @pytest.mark.parametrize("grad", [np.zeros(4), np.zeros(3, np.float32), np.zeros((3, 1))])
 def test_a_gradient_that_does_not_fit_is_refused(grad):
-    with pytest.raises(ShapeError, match=r"^grad: .*\(3,\) was expected"):
+    with pytest.raises(ShapeError, match=r"^grad: .*expected .*\(3,\)"):
         SGD().update(np.zeros(3), grad, {}, 0.1)
 
 
 def test_moments_that_do_not_fit_are_refused():
-    with pytest.raises(ShapeError, match=r"^moments\[0\]: .*\(3,\) was expected"):
+    with pytest.raises(ShapeError, match=r"^moments\[0\]: .*expected .*\(3,\)"):
         SGD(0.9).update(np.zeros(3), np.zeros(3), {"velocity": np.zeros(4)}, 0.1)
 
 

@@ -13,6 +13,7 @@ import click
 
 from mpiddl import launch
 from mpiddl.cli.commands import mpiddl
+from mpiddl.cli.flags import in_flags
 from mpiddl.errors import MpiddlError, UsageError
 
 
@@ -41,7 +42,7 @@ def _fail(error: Exception, promise: launch.Promise) -> NoReturn:
         _agree(error)
     if not promise.rank:
         known = isinstance(error, MpiddlError)
-        text = f"mpiddl: error: {error}" if known else "".join(traceback.format_exception(error))
+        text = f"mpiddl: error: {in_flags(str(error))}" if known else "".join(traceback.format_exception(error))
         print(text, file=sys.stderr, flush=True)
     sys.exit(getattr(error, "exit_code", 1))
 

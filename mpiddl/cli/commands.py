@@ -15,6 +15,7 @@ import click
 
 from mpiddl.cli import collectives, compare, decomposition, delayed, gossip, overlap, server, staleness, testbed, tuning
 from mpiddl.cli.files import json_option
+from mpiddl.cli.flags import in_flags
 from mpiddl.cli.grouped import GroupedCommand, GroupedOption
 from mpiddl.cli.launching import show_launch_lines
 from mpiddl.errors import UsageError
@@ -107,26 +108,29 @@ Examples:
 @_job_options
 @_run_option("--out", callback=_folder, metavar="DIR", help="Folder for settings, metrics, checkpoints, plots and summary.")
 @_run_option("--resume", is_flag=True, help="Continue from the newest checkpoint in --out, or start if there is none.")
+@_run_option("--resume-step", type=click.IntRange(min=0), metavar="N",
+             help="Continue from the checkpoint of step N instead of the newest.")
 @_run_option("--overwrite", is_flag=True, help="Replace the run in --out.")
 @_run_option("--dry-run", is_flag=True, help="Check the settings, print them and the shards of each rank, and stop.")
 @_run_option("--quiet", is_flag=True, help="Print only errors.")
-def train(job_file: Path | None, out: Path | None, resume: bool, overwrite: bool, dry_run: bool, quiet: bool,
-          **flags: Any) -> None:
+def train(job_file: Path | None, out: Path | None, resume: bool, resume_step: int | None, overwrite: bool, dry_run: bool,
+          quiet: bool, **flags: Any) -> None:
     """Train a network on all ranks.
 
     A setting can be a flag, or a key in JOB.toml: the name of the flag with underscores. Flags override JOB.toml. --batch
     counts the samples of all ranks together, so a step uses the same samples on 1 rank and on 100.
     """
     from mpiddl import training
+    from mpiddl.request import Request
 
     settings = read_job_file(job_file) if job_file else {}
     make_job(settings)  # before flags win, so that nothing wrong in the file goes unseen
     settings |= without_aliases({name: value for name, value in flags.items() if value is not None})
-    options: dict[str, Any] = {"out": out, "resume": resume, "overwrite": overwrite, "quiet": quiet}
+    request = Request(None, None, None, out, resume, overwrite, quiet, None, None, settings, resume_step, in_flags)
     if dry_run:
-        click.echo(training.describe(**options, **settings), nl=False)
+        click.echo(training.describe(request), nl=False)
     else:
-        training.train(**options, **settings)
+        training.run(request)
 
 
 @mpiddl.command()

@@ -10,6 +10,7 @@ from mpi4py import MPI
 from mpiddl.communicator.faster import Faster
 from mpiddl.communicator.private import Always, Private
 from mpiddl.errors import CommError
+from mpiddl.transport.uncaught import public
 
 
 class _Making(Faster):
@@ -99,6 +100,7 @@ class Communicator(_Making, MPI.Intracomm):
     def __new__(cls, comm: Any = None, table: str | Path | None = None) -> Communicator:
         return MPI.Intracomm.__new__(cls, comm)
 
+    @public
     def __init__(self, comm: Any = None, table: str | Path | None = None):
         if not isinstance(comm, MPI.Comm):
             raise TypeError(f"comm: got {type(comm).__name__}, expected an mpi4py intra-communicator such as MPI.COMM_WORLD")

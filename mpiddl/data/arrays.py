@@ -90,12 +90,16 @@ class ArraySource:
         """Return the name of the features' array and the row in it."""
         return f"{self._x.name}, row {row}"
 
+    def where_label(self, row: int) -> str:
+        """Return the name of the labels' array and the row in it."""
+        return f"{self._y.name}, row {row}"
+
     def _count_classes(self, classes: int | None) -> int:
         labels = self.labels()
         if classes is None:
             return count_classes(labels, self._y.name)
         if classes < 1:
-            raise UsageError(f"classes must be at least 1, not {classes}")
+            raise UsageError(f"classes: got {classes}, expected 1 or more")
         check_labels(labels, classes, self._y.name)
         return classes
 
@@ -114,10 +118,27 @@ def as_rows(array: ArrayLike | RowArray, name: str) -> RowArray:
     """Return what numpy takes for an array as an array of rows; what is read by ranges stays itself."""
     if hasattr(array, "read"):
         return array  # type: ignore[return-value]
+    return MemoryRows(name, dense(array, name))
+
+
+def dense(array: ArrayLike, name: str) -> np.ndarray:
+    """Return what numpy takes for an array as one.
+
+    Raises
+    ------
+    DataError
+        If it is sparse, or no array at all; the same on every rank that was given the same.
+    """
+    kind = type(array).__name__
+    if hasattr(array, "toarray"):
+        raise DataError(f"{name}: got a sparse matrix ({kind}), expected a dense array: {name}.toarray()")
     try:
-        return MemoryRows(name, np.asarray(array))
-    except ValueError as error:
-        raise DataError(f"{name}: cannot be made an array ({error})") from error
+        found = np.asarray(array)
+    except (ValueError, TypeError, RuntimeError) as error:  # lists of several lengths; tensors that ask for a gradient
+        raise DataError(f"{name}: got {kind}, expected an array ({error})") from error
+    if not found.ndim:
+        raise DataError(f"{name}: got {kind}, expected an array with one entry a row")
+    return found
 
 
 def check_pair(x: RowArray, y: RowArray) -> None:
@@ -130,16 +151,16 @@ def check_pair(x: RowArray, y: RowArray) -> None:
     """
     if len(x.shape) < 2 or min(x.shape[1:]) < 1:
         raise DataError(
-            f"{x.name}: shape {x.shape} came, (rows, features) or (rows, height, width, ...) was expected"
+            f"{x.name}: got shape {x.shape}, expected (rows, features) or (rows, height, width, ...)"
         )
     if not y.shape:
-        raise DataError(f"{y.name}: a single number came, one label a row was expected")
+        raise DataError(f"{y.name}: got a single number, expected one label a row")
     if x.shape[0] != y.shape[0]:
         raise DataError(
-            f"{x.name} has {x.shape[0]} rows but {y.name} has {y.shape[0]}: one label a row was expected"
+            f"{y.name}: got {y.shape[0]} rows, expected {x.shape[0]} as {x.name} has: one label a row"
         )
     if x.shape[0] < 1:
-        raise DataError(f"{x.name}: shape {x.shape} came: zero rows, at least one was expected")
+        raise DataError(f"{x.name}: got shape {x.shape}, expected one row or more")
 
 
 def feature_dtype(x: RowArray) -> np.dtype:
@@ -151,7 +172,7 @@ def feature_dtype(x: RowArray) -> np.dtype:
         If ``x`` holds no real numbers.
     """
     if x.dtype.kind not in "biuf":
-        raise DataError(f"{x.name}: {x.dtype} came as features, integers or real numbers were expected")
+        raise DataError(f"{x.name}: got {x.dtype} as features, expected integers or real numbers")
     if x.dtype == np.uint8:
         return np.dtype(np.uint8)
     return np.dtype(np.float64 if np.result_type(x.dtype, np.float32).itemsize > 4 else np.float32)
@@ -192,7 +213,7 @@ def arrays_data(
         If an argument cannot be taken, or only one of ``x_test`` and ``y_test`` is given.
     """
     if (x_test is None) != (y_test is None):
-        raise UsageError("x_test and y_test: only one of them came, both or none were expected")
+        raise UsageError("x_test, y_test: got one of them, expected both or none")
     train = ArraySource(x, y, classes=classes, task=task, class_names=class_names)
     if x_test is None or y_test is None:
         kept, held_out = hold_out(train, test_fraction)
@@ -208,7 +229,6 @@ def arrays_data(
     for what in ("shape", "targets"):
         if getattr(train, what) != getattr(test, what):
             raise DataError(
-                f"{test.where(0)}: its {what} is {getattr(test, what)}, "
-                f"{getattr(train, what)} was expected as in training"
+                f"{test.where(0)}: got {what} {getattr(test, what)}, expected {getattr(train, what)} as in training"
             )
     return Data(name, train, test, train.classes, prod(train.shape), train.class_names)

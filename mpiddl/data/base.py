@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol, runtime_checkable
@@ -51,6 +51,13 @@ class Source(Protocol):
     def where(self, row: int) -> str:
         """Return where a row comes from, for messages: the file and the row in it."""
         ...
+
+    # Optional: `where_label`, the same of a row's label, if labels have a file of their own.
+
+
+def label_place(source: Source) -> Callable[[int], str]:
+    """Return what tells where the label of a row comes from."""
+    return getattr(source, "where_label", source.where)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def cifar_data(folder: Path, task: Task | None = None, test_fraction: float = TE
         If a regression is wanted.
     """
     if task == "regression":
-        raise UsageError("task: 'regression' came, but the labels of CIFAR-10 are classes")
+        raise UsageError("task: got 'regression', expected 'classification' for CIFAR-10")
     train = Cifar10Source(_batches(folder))
     test_file = _find(folder, "test_batch.bin")
     if test_file is None:
@@ -104,8 +104,8 @@ def _open(path: Path) -> RowArray:
     size = _unpacked_size(path) if packed else os.path.getsize(path)
     if size == 0 or size % RECORD:
         raise DataError(
-            f"{path}: {size} bytes came{' out of the gzip file' * packed}, a multiple of {RECORD} (label and "
-            f"{PIXELS} pixels) was expected: it is truncated or not a CIFAR-10 binary batch"
+            f"{path}: got {size} bytes{' out of the gzip file' * packed}, expected a multiple of {RECORD} (label and "
+            f"{PIXELS} pixels): it is truncated or not a CIFAR-10 binary batch"
         )
     shape, kind = (size // RECORD, RECORD), np.dtype(np.uint8)
     if packed:

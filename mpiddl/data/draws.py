@@ -17,7 +17,7 @@ SHUFFLE, SPLIT, HOLD_OUT = range(3)
 def _bits(seed: int, purpose: int, shard: int, epoch: int) -> np.random.Philox:
     """Return the bit stream of (seed, purpose, shard, epoch)."""
     if seed < 0:
-        raise UsageError(f"seed must be at least 0, not {seed}")
+        raise UsageError(f"seed: got {seed}, expected 0 or more")
     return np.random.Philox(np.random.SeedSequence(seed, spawn_key=(purpose, shard, epoch)))
 
 

@@ -74,8 +74,8 @@ def _locate(name: str, search: Sequence[Path]) -> Path:
     near = get_close_matches(name, sorted(set(_neighbours(name, search))), n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise UsageError(
-        f"data: nothing is called {name!r}: looked for the built-in {BUILT_IN!r} and for "
-        f"{', '.join(map(str, places))}"
+        f"data: got {name!r}, expected the built-in {BUILT_IN!r}, or a file or folder at "
+        f"{' or '.join(map(str, places))}"
         f"{'' if search else ' (no search path is set)'}{hint}"
     )
 
@@ -95,9 +95,9 @@ def _open(path: Path, task: Task | None, test_fraction: float, class_names: Sequ
             if module.matches(path):
                 options = {"class_names": class_names} if module is npy else {}  # in the others labels are numbers
                 return opener(path, task, test_fraction, **options)
-        raise DataError(f"{path}: holds no known files: {_listing(path)} came; {_wanted()} were expected")
+        raise DataError(f"{path}: got {_listing(path)}, expected {_wanted()}")
     if path.name.endswith((".gz", ".npy", ".bin", "ubyte")):
-        raise UsageError(f"data: {path} is one file of a set: give its folder {path.parent}")
+        raise UsageError(f"data: got {path}, one file of a set, expected its folder {path.parent}")
     return npy.npz_data(path, task, test_fraction, class_names)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import UsageError
-from .base import Rows, Source
+from .base import Rows, Source, label_place
 from .draws import HOLD_OUT, permutation
 
 TEST_FRACTION = 0.2  # one row in five, the usual share when a data set comes without a test set
@@ -44,6 +44,10 @@ class Subset:
         """Return where the row is in the source it was chosen from."""
         return self._source.where(int(self._rows[row]))
 
+    def where_label(self, row: int) -> str:
+        """Return where the row's label is in the source it was chosen from."""
+        return label_place(self._source)(int(self._rows[row]))
+
 
 def hold_out(source: Source, fraction: float = TEST_FRACTION, seed: int = 0) -> tuple[Source, Source | None]:
     """Split a source by a fixed permutation of its rows into one to train on and one to test on.
@@ -68,7 +72,7 @@ def hold_out(source: Source, fraction: float = TEST_FRACTION, seed: int = 0) -> 
         If ``fraction`` is outside [0, 1); the same on every rank.
     """
     if not 0 <= fraction < 1:
-        raise UsageError(f"test_fraction must lie in [0, 1), not {fraction}")
+        raise UsageError(f"test_fraction: got {fraction}, expected 0 to below 1")
     if fraction == 0 or source.n < 2:
         return source, None
     held_out = min(max(round(fraction * source.n), 1), source.n - 1)

@@ -32,19 +32,19 @@ def task_of(labels: RowArray, task: Task | None) -> Task:
         If the labels' dtype or number of dimensions does not fit the task; the same on every rank.
     """
     if task not in (None, "classification", "regression"):
-        raise UsageError(f"task: {task!r} came, 'classification' or 'regression' was expected")
+        raise UsageError(f"task: got {task!r}, expected 'classification' or 'regression'")
     if labels.dtype.kind not in "biuf":
-        raise DataError(f"{labels.name}: {labels.dtype} came as labels, integers or floats were expected")
+        raise DataError(f"{labels.name}: got {labels.dtype} as labels, expected integers or floats")
     task = task or ("regression" if labels.dtype.kind == "f" else "classification")
     columns = labels.shape[1:]
     if task == "classification" and columns not in ((), (1,)):
         raise DataError(
-            f"{labels.name}: shape {labels.shape} came, class numbers of shape (rows,) were expected; "
+            f"{labels.name}: got shape {labels.shape}, expected class numbers of shape (rows,); "
             f"turn one-hot rows into class numbers with y.argmax(1)"
         )
     if len(columns) > 1:
         raise DataError(
-            f"{labels.name}: shape {labels.shape} came, (rows,) or (rows, k) was expected for regression"
+            f"{labels.name}: got shape {labels.shape}, expected (rows,) or (rows, k) for regression"
         )
     return task
 
@@ -73,7 +73,7 @@ def strings(labels: RowArray) -> np.ndarray | None:
         return None
     if odd:
         came = values[odd[0]]
-        raise DataError(f"{labels.name}: row {odd[0]} holds the label {came!r}, a string was expected as in other rows")
+        raise DataError(f"{labels.name}, row {odd[0]}: got label {came!r}, expected a string as in other rows")
     return np.array(values).reshape(found.shape)
 
 
@@ -95,7 +95,7 @@ def numbered(labels: RowArray, names: Sequence[str] | None = None) -> tuple[tupl
     found = strings(labels)
     if found is None:
         if names:
-            raise DataError(f"{labels.name}: {labels.dtype} came as labels, {shown_names(names)} were expected as in training")
+            raise DataError(f"{labels.name}: got {labels.dtype} as labels, expected {shown_names(names)} as in training")
         return None, labels
     own, numbers = np.unique(found, return_inverse=True)
     numbers = numbers.reshape(found.shape)
@@ -103,14 +103,14 @@ def numbered(labels: RowArray, names: Sequence[str] | None = None) -> tuple[tupl
         names = tuple(own.tolist())
         if len(names) > max(FEW_LABELS, len(found) // 2):
             raise DataError(
-                f"{labels.name}: {len(names)} different strings came in {len(found)} rows, labels that repeat were expected; "
-                f"turn numbers that are written as strings into floats with y.astype(float)"
+                f"{labels.name}: got {len(names)} different strings in {len(found)} rows, expected labels that repeat; "
+                f"convert numbers in strings with y.astype(float)"
             )
     else:
         place = {name: number for number, name in enumerate(names)}
         codes = np.array([place.get(name, -1) for name in own.tolist()])
         numbers = codes[numbers]
-        _refuse(numbers.reshape(-1) >= 0, found.reshape(-1), labels.name, f"one of {shown_names(names)} was expected")
+        _refuse(numbers.reshape(-1) >= 0, found.reshape(-1), labels.name, f"one of {shown_names(names)}")
     return tuple(names), MemoryRows(labels.name, numbers.astype(np.int64))
 
 
@@ -128,7 +128,7 @@ def class_numbers(labels: np.ndarray, name: str) -> np.ndarray:
             np.isfinite(labels) & (labels == np.floor(labels)),
             labels,
             name,
-            "whole class numbers were expected",
+            "whole class numbers",
         )
     return labels.astype(np.int64, copy=False)
 
@@ -142,7 +142,7 @@ def check_labels(labels: np.ndarray, classes: int, name: str) -> None:
         If one is; the message names the row and the label. On the ranks that read it.
     """
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-        _refuse((labels >= 0) & (labels < classes), labels, name, f"0..{classes - 1} was expected")
+        _refuse((labels >= 0) & (labels < classes), labels, name, f"0 to {classes - 1}")
 
 
 def _refuse(fine: np.ndarray, labels: np.ndarray, name: str, wanted: str) -> None:
@@ -150,7 +150,7 @@ def _refuse(fine: np.ndarray, labels: np.ndarray, name: str, wanted: str) -> Non
     if not fine.all():
         row = int(np.argmin(fine))
         shown = repr(str(labels[row])) if labels.dtype.kind == "U" else labels[row]
-        raise DataError(f"{name}: row {row} holds the label {shown}, {wanted}")
+        raise DataError(f"{name}, row {row}: got label {shown}, expected {wanted}")
 
 
 def count_classes(labels: np.ndarray, name: str) -> int:
@@ -171,15 +171,14 @@ def count_classes(labels: np.ndarray, name: str) -> int:
     DataError
         If a label is negative or implausibly large; the same on every rank.
     """
-    wanted = f"0..classes-1 was expected, with no more classes than rows ({len(labels)}); {AS_STRINGS}"
+    wanted = f"0 to classes-1, with no more classes than rows ({len(labels)}); {AS_STRINGS}"
     _refuse((labels >= 0) & (labels < max(len(labels), FEW_LABELS)), labels, name, wanted)
     classes = int(labels.max()) + 1
     used = np.count_nonzero(np.bincount(labels))
     if 2 * used < classes <= len(labels):
         raise DataError(
-            f"{name}: row {np.argmax(labels)} holds the label {classes - 1} "
-            f"though only {used} different labels occur; "
-            f"0..classes-1 was expected without such gaps; {AS_STRINGS}"
+            f"{name}, row {np.argmax(labels)}: got label {classes - 1} though only {used} different labels occur, "
+            f"expected 0 to classes-1 without such gaps; {AS_STRINGS}"
         )
     return classes
 

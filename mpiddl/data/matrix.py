@@ -123,9 +123,9 @@ def _of_rows(array: RowArray) -> Matrix:
 def _check(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.dtype:
     """The float type to work in, if this is a matrix of real numbers."""
     if dtype.kind not in "uif" or dtype.itemsize > 8:
-        raise DataError(f"{name}: {dtype} came, real numbers of at most 64 bits were expected")
+        raise DataError(f"{name}: got {dtype}, expected real numbers of at most 64 bits")
     if len(shape) < 2:
-        raise DataError(f"{name}: the shape {shape} came, rows and columns were expected")
+        raise DataError(f"{name}: got shape {shape}, expected rows and columns")
     return float_of(dtype)
 
 
@@ -135,9 +135,10 @@ def _open_archive(path: Path, member: str) -> Matrix:
     if not member and {"format", "data", "shape"} <= set(names):
         return _open_sparse(path)
     if member and member not in names:
-        raise DataError(f"{path}: {member!r} came as the array's name, one of {', '.join(names)} was expected")
+        raise DataError(f"{path}: got {member!r} as the array's name, expected one of {', '.join(names)}")
     if not member and len(names) != 1:
-        raise UsageError(f"file: {path} holds {', '.join(names)}; expected one of them: {path}:{names[0] if names else 'NAME'}")
+        raise UsageError(f"file: got {path}, which holds {', '.join(names)}, expected one of them: "
+                         f"{path}:{names[0] if names else 'NAME'}")
     return _of_rows(open_member(path, f"{member or names[0]}.npy"))
 
 
@@ -195,7 +196,7 @@ def _open_netcdf3(path: Path, member: str) -> Matrix:
 
 def _check_member(path: Path, member: str, found: list[str]) -> None:
     if member not in found:
-        raise UsageError(f"file: {path} holds {', '.join(found) or 'nothing'}; expected one of them: {path}:NAME")
+        raise UsageError(f"file: got {path}, which holds {', '.join(found) or 'nothing'}, expected one of them: {path}:NAME")
 
 
 def _meaning(where: str, attribute: Callable[[str], Any]) -> tuple[list[Any], np.generic | None, np.generic | None]:
@@ -205,7 +206,7 @@ def _meaning(where: str, attribute: Callable[[str], Any]) -> tuple[list[Any], np
         value = attribute(name)
         if value is not None:
             if np.size(value) != 1 or np.asarray(value).dtype.kind not in "buif":
-                raise DataError(f"{where}: {name} is {value!r}, a number was expected")
+                raise DataError(f"{where}: {name}: got {value!r}, expected a number")
             found[name] = np.ravel(value)[0]
     missing = [found[name] for name in ("_FillValue", "missing_value") if name in found]
     return missing, found.get("scale_factor"), found.get("add_offset")

@@ -86,8 +86,8 @@ def _data(
     names = next((pair for pair in NAMES if set(pair) <= set(present)), None)
     tested = set(TEST_NAMES) & set(present)
     if names is None or len(tested) == 1:
-        wanted = "x_train and y_train, or x and y" if names is None else "both x_test and y_test, or neither,"
-        raise DataError(f"{where}: {wanted} were expected, {', '.join(present) or 'no arrays'} came")
+        wanted = "x_train and y_train, or x and y" if names is None else "both x_test and y_test, or neither"
+        raise DataError(f"{where}: got {', '.join(present) or 'no arrays'}, expected {wanted}")
     arrays = [opened(key) for key in names + TEST_NAMES * bool(tested)]
     arrays[1::2] = [unpacked(labels) for labels in arrays[1::2]]
     return arrays_data(*arrays, name=name, task=task, test_fraction=test_fraction, class_names=class_names)
@@ -119,15 +119,16 @@ def open_member(path: Path, member: str) -> RowArray:
     if info.compress_type == zipfile.ZIP_STORED:
         return MappedRows(name, str(path), _member_start(path, info) + skip, shape, dtype, fortran)
     if fortran:
-        raise DataError(f"{name}: compressed column by column; save np.ascontiguousarray(...) of it")
+        raise DataError(f"{name}: compressed column by column, expected row by row: save np.ascontiguousarray(...) of it")
     return StreamedRows(name, str(path), open_packed, skip, shape, dtype)
 
 
 def _check_size(name: str, size: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Refuse an array of which fewer bytes are there than its header promises."""
+    """Refuse an array of which there are fewer bytes than its header promises, or more."""
     wanted = prod(shape) * dtype.itemsize
-    if size < wanted:
-        raise DataError(f"{name}: {size} bytes came, {wanted} were expected for {dtype} {shape}: truncated")
+    if size != wanted:
+        why = "truncated" if size < wanted else "damaged, or several arrays in one file"
+        raise DataError(f"{name}: got {size} bytes, expected {wanted} for {dtype} {shape}: {why}")
 
 
 def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -146,11 +147,11 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
     ) as error:  # numpy's parser lets its own errors through
         raise DataError(f"{name}: not a .npy array ({error})") from error
     if len(shape) > 32 or any(n < 0 for n in shape):
-        raise DataError(f"{name}: a header for shape {shape} came, at most 32 axes of no negative length were expected")
+        raise DataError(f"{name}: got a header for shape {shape}, expected at most 32 axes, none of negative length")
     if dtype.hasobject:
         raise DataError(
-            f"{name}: Python objects came (dtype {dtype}), which only pickle reads, and pickle can run code: "
-            f"refused; save numbers, or labels as strings with y.astype(str)"
+            f"{name}: got Python objects (dtype {dtype}), expected numbers, or labels as strings: y.astype(str). Only pickle "
+            "reads objects, and pickle can run code"
         )
     return shape, fortran, dtype
 

@@ -46,7 +46,7 @@ class RowArray(Protocol):
 def reading(path: str | os.PathLike) -> Iterator[None]:
     """Turn what goes wrong while reading ``path`` into a `DataError` that names it."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        raise DataError(f"{path}: a pipe, socket or device came, a file was expected")  # it might never end
+        raise DataError(f"{path}: got a pipe, socket or device, expected a file")  # it might never end
     try:
         yield
     except FileNotFoundError:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
 
 from ..errors import DataError, ShapeError
 from ..layout import Layout
-from .base import Rows, Source
+from .base import Rows, Source, label_place
 from .draws import SHUFFLE, SPLIT, permutation
 
 FEATURES = (np.uint8, np.float32, np.float64)
@@ -86,9 +86,9 @@ def read_runs(source: Source, layout: Layout, shards: Sequence[int], seed: int, 
     read = source.read(ranges)
     for rows, (x, y) in zip(ranges, read, strict=True):
         _check_shapes(source, rows, x, y)
-        _check_finite(source, rows, x, dtype, "column")
+        _check_finite(source.where, rows, x, dtype)
         if source.classes is None:
-            _check_finite(source, rows, y.reshape(len(y), -1), dtype, "label")
+            _check_finite(label_place(source), rows, y, dtype)
         else:
             _check_labels(source, rows, y, source.classes)
     return [Run(rows, layout, run, seed, dtype) for rows, run in zip(read, runs, strict=True)]
@@ -125,8 +125,8 @@ def _check_shapes(source: Source, rows: range, x: np.ndarray, y: np.ndarray) -> 
     kinds = (np.float32, np.float64) if source.classes is None else (np.int64,)
     if (x.shape, y.shape) != wanted or x.dtype not in FEATURES or y.dtype not in kinds:
         raise ShapeError(
-            f"{source.where(rows.start)}: read() returned x {x.dtype} {x.shape} and y {y.dtype} {y.shape}; "
-            f"expected were x {_names(FEATURES)} {wanted[0]} and y {_names(kinds)} {wanted[1]}"
+            f"{source.where(rows.start)}: got x {x.dtype} {x.shape} and y {y.dtype} {y.shape} from read(), "
+            f"expected x {_names(FEATURES)} {wanted[0]} and y {_names(kinds)} {wanted[1]}"
         )
 
 
@@ -134,7 +134,7 @@ def _names(kinds: Sequence[type]) -> str:
     return " or ".join(np.dtype(kind).name for kind in kinds)
 
 
-def _check_finite(source: Source, rows: range, values: np.ndarray, dtype: np.dtype, what: str) -> None:
+def _check_finite(where: Callable[[int], str], rows: range, values: np.ndarray, dtype: np.dtype) -> None:
     """Refuse NaN, infinity and what overflows to infinity in ``dtype``."""
     if values.dtype == np.uint8:
         return
@@ -143,16 +143,15 @@ def _check_finite(source: Source, rows: range, values: np.ndarray, dtype: np.dty
         with np.errstate(over="ignore"):
             fine = np.isfinite(values[start : start + height].astype(dtype, copy=False))
         if not fine.all():
-            row, column = np.argwhere(~fine)[0].tolist()
-            raise DataError(
-                f"{source.where(rows[start + row])}, {what} {column}: {values[start + row, column]} came, "
-                f"a number that is finite in {dtype} was expected"
-            )
+            row, *column = np.argwhere(~fine)[0].tolist()
+            place = where(rows[start + row]) + "".join(f", column {number}" for number in column)
+            got = values[(start + row, *column)]
+            raise DataError(f"{place}: got {got}, expected a number that is finite in {dtype}")
 
 
 def _check_labels(source: Source, rows: range, labels: np.ndarray, classes: int) -> None:
     """Refuse class numbers out of range."""
     bad = np.flatnonzero((labels < 0) | (labels >= classes))
     if bad.size:
-        where = source.where(rows[int(bad[0])])
-        raise DataError(f"{where}: the label {labels[bad[0]]} came, 0..{classes - 1} was expected")
+        where = label_place(source)(rows[int(bad[0])])
+        raise DataError(f"{where}: got label {labels[bad[0]]}, expected 0 to {classes - 1}")

@@ -29,6 +29,7 @@ from mpiddl.errors import ConvergenceError, DataError, UsageError
 from mpiddl.memory import keep_freed
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.transport.mpi import connected
+from mpiddl.transport.uncaught import public
 from mpiddl.warming import limited_threads
 
 GRAM_MOST = 2048
@@ -57,6 +58,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.snapshot_fraction = snapshot_fraction
         self.max_passes = max_passes
 
+    @public
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Compute the components of the rows of all ranks. Collective.
 
@@ -79,6 +81,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self._fit(X, sample_weight, None)
         return self
 
+    @public
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Update the components with a further batch of rows on all ranks. Collective. The result is close to that of `fit`.
 
@@ -249,8 +252,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         k = self._wanted(n + (after.n if after else 0), rows.d)
         self._check_total(total + (after.total if after else 0.0))
         if not isinstance(k, int) or (after is None and k > n):
-            raise UsageError(f"n_components={self.n_components!r}: expected a whole number for partial_fit, at most the "
-                             "rows of the first batch")
+            raise UsageError(f"n_components: got {self.n_components!r}, expected a whole number for partial_fit, at "
+                             "most the rows of the first batch")
         return merged(link, rows, after, k, self._center, solver=self.solver, tol=self.tol, seed=seed, vr=self._settings(),
                       most_passes=self.max_passes)
 

@@ -98,7 +98,7 @@ class PCA(Estimator):
             return int(wanted)
         if isinstance(wanted, (float, np.floating)) and 0 < wanted < 1:
             return float(wanted)
-        raise UsageError(f"n_components={wanted!r} must be between 1 and min(n_samples, n_features)={least}, or a share of the "
+        raise UsageError(f"n_components: got {wanted!r}, expected 1 to {least}, min(n_samples, n_features), or a share of the "
                          "variance between 0 and 1")
 
     def _check_total(self, total: float) -> None:

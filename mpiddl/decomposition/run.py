@@ -122,7 +122,7 @@ def _place(matrix: Matrix, part: range, row: int, column: int) -> str:
 def _prepare(out: Path, overwrite: bool) -> None:
     there = [name for name in CONTENTS if (out / name).exists()]
     if there and not overwrite:
-        raise UsageError(f"output: {out} holds {', '.join(there)}; expected an empty folder, or --overwrite")
+        raise UsageError(f"out: {out} holds {', '.join(there)}; expected an empty folder, or `overwrite=True`")
     with writing(out, UsageError):
         out.mkdir(parents=True, exist_ok=True)
 
@@ -137,7 +137,7 @@ def _columns(matrix: Matrix, mask: str | None, column_weights: str | None) -> Ma
         kept = (given != 0) & ~np.isnan(given)
     elif matrix.n and (gaps := matrix.missing()).any():
         raise DataError(f"{matrix.name}: {gaps.sum()} of {len(gaps)} columns are missing in the first row (the first: column "
-                        f"{gaps.argmax()}); --mask auto leaves them out")
+                        f"{gaps.argmax()}); `mask='auto'` leaves them out")
     factors = None
     if column_weights is not None:
         weights = _of_columns(matrix, column_weights, "column_weights").astype(np.float64)

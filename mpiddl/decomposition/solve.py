@@ -175,7 +175,7 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     if not comm.bcast(met or operator.trace <= prepared.floor):
         raise ConvergenceError(
             f"{choice.solver}: missed about {history[-1].error:.1e} of the explained variance after {effort.passes:.1f} "
-            f"passes, expected {tol:g}; a larger tol or max_passes, or another solver (gram is exact)", result)
+            f"passes, expected {tol:g}; a larger `tol` or `max_passes`, or another `solver` (gram is exact)", result)
     return result
 
 

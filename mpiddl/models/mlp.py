@@ -77,13 +77,13 @@ class MLP:
     def __post_init__(self):
         sizes = tuple(self.sizes) if isinstance(self.sizes, Sequence) else ()
         if len(sizes) < 2 or not all(isinstance(n, (int, np.integer)) and n > 0 for n in sizes):
-            raise UsageError(f"sizes: {self.sizes!r} came, two or more integers > 0 were expected, such as (784, 10)")
+            raise UsageError(f"sizes: got {self.sizes!r}, expected two or more integers > 0, such as (784, 10)")
         object.__setattr__(self, "sizes", tuple(map(int, sizes)))
         one_of("activation", self.activation, ACTIVATIONS)
         one_of("loss", self.loss, ("cross-entropy", "squared-error"))
         one_of("initialisation", self.initialisation, ("he", "glorot"))
         if not isinstance(self.threads, (int, np.integer)) or self.threads < 1:
-            raise UsageError(f"threads: {self.threads!r} came, an integer >= 1 was expected")
+            raise UsageError(f"threads: got {self.threads!r}, expected an integer >= 1")
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -218,7 +218,7 @@ class MLP:
         y = labels_of(y, len(outputs))
         loss, correct, bad = kernels.softmax_cross_entropy(outputs, y, outputs)
         if bad >= 0:
-            raise DataError(f"y: row {first + bad} has label {y[bad]}, expected 0 to {outputs.shape[1] - 1}")
+            raise DataError(f"y, row {first + bad}: got label {y[bad]}, expected 0 to {outputs.shape[1] - 1}")
         return Score(loss, correct)
 
 

@@ -46,7 +46,7 @@ def number(argument: str, value: float, *, low: float = 0.0, below: float = floa
     if isinstance(value, (int, float, np.integer, np.floating)) and isfinite(value) and low <= value < below:
         return
     wanted = f"a number >= {low:g}" + (f" and < {below:g}" if isfinite(below) else "")
-    raise UsageError(f"{argument}: {value!r} came, {wanted} was expected")
+    raise UsageError(f"{argument}: got {value!r}, expected {wanted}")
 
 
 def matching(params: np.ndarray, grad: np.ndarray, *moments: np.ndarray) -> None:
@@ -54,6 +54,5 @@ def matching(params: np.ndarray, grad: np.ndarray, *moments: np.ndarray) -> None
     for name, array in [("grad", grad), *((f"moments[{i}]", moment) for i, moment in enumerate(moments))]:
         if array.shape != params.shape or array.dtype != params.dtype:
             raise ShapeError(
-                f"{name}: {array.dtype} of shape {array.shape} came, "
-                f"{params.dtype} of shape {params.shape} was expected, as params have"
+                f"{name}: got {array.dtype} of shape {array.shape}, expected {params.dtype} of shape {params.shape}, as params"
             )

@@ -43,6 +43,6 @@ def clip_norm(grad: np.ndarray, scale: float, max_norm: float) -> tuple[float, f
     0.2
     """
     if not max_norm > 0:
-        raise UsageError(f"max_norm: {max_norm!r} came, a number > 0 was expected")
+        raise UsageError(f"max_norm: got {max_norm!r}, expected a number > 0")
     norm = abs(scale) * sqrt(kernels.sum_squares(grad))
     return scale * min(1.0, max_norm / (norm + 1e-6)), norm

@@ -71,7 +71,7 @@ class Step:
         number("factor", self.factor)
         number("warmup", self.warmup)
         if not self.every > 0:
-            raise UsageError(f"every: {self.every!r} came, a number > 0 was expected")
+            raise UsageError(f"every: got {self.every!r}, expected a number > 0")
 
     def __call__(self, step: float) -> float:
         """The rate of step `step`."""
@@ -112,7 +112,7 @@ class Cosine:
         number("final", self.final)
         number("warmup", self.warmup)
         if not self.steps > self.warmup:
-            raise UsageError(f"steps: {self.steps!r} came, more than the {self.warmup!r} steps of warm-up were expected")
+            raise UsageError(f"steps: got {self.steps!r}, expected more than the {self.warmup!r} steps of warm-up")
 
     def __call__(self, step: float) -> float:
         """The rate of step `step`."""
@@ -138,7 +138,7 @@ def linear_scaling(rate: float, batch: int, reference: int) -> float:
     number("rate", rate)
     for argument, rows in (("batch", batch), ("reference", reference)):
         if not rows > 0:
-            raise UsageError(f"{argument}: {rows!r} came, a number of rows > 0 was expected")
+            raise UsageError(f"{argument}: got {rows!r}, expected a number of rows > 0")
     return rate * batch / reference
 
 

@@ -53,7 +53,7 @@ class SGD:
         number("momentum", self.momentum, below=1.0)
         number("weight_decay", self.weight_decay)
         if self.nesterov and not self.momentum:
-            raise UsageError("nesterov: True came with momentum 0, momentum > 0 was expected, such as 0.9")
+            raise UsageError("nesterov: got True with momentum 0, expected momentum > 0, such as 0.9")
 
     def init(self, n: int, dtype: DTypeLike) -> Moments:
         """The velocity, or nothing without momentum (see `Optimiser.init`)."""

@@ -5,13 +5,13 @@ Cost: one all-gather of a short pickled message each.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from mpiddl import errors
 from mpiddl.errors import CommError, MismatchError, MpiddlError
+from mpiddl.transport.uncaught import trace_of
 
 
 @contextmanager
@@ -31,10 +31,11 @@ def agreed(comm: Any) -> Iterator[None]:
     except Exception as error:
         failure = error
     known = isinstance(failure, MpiddlError)
-    words = str(failure) if known else "".join(traceback.format_exception(failure)) if failure else ""
+    words = str(failure) if known else trace_of(failure) if failure else ""
     outcome = None if failure is None else (type(failure).__name__ if known else "", words)
     outcomes = comm.allgather(outcome)
     if failure is not None and not known:
+        failure.ranks = _name_ranks([rank for rank, other in enumerate(outcomes) if other])  # type: ignore[attr-defined]
         raise failure
     _raise_first(outcomes)
 
@@ -45,10 +46,10 @@ def _raise_first(outcomes: list[tuple[str, str] | None]) -> None:
         return
     kind, words = next(outcome for outcome in outcomes if outcome is not None)
     if not kind:
-        raise CommError(f"rank {failed[0]} failed:\n{words}")
+        raise CommError(f"rank {failed[0]} failed:\n{words}") from None
     same = [rank for rank in failed if outcomes[rank] == outcomes[failed[0]]]
     where = "" if len(same) == len(outcomes) else f" (on {_name_ranks(same)} of {len(outcomes)})"
-    raise getattr(errors, kind)(words + where)
+    raise getattr(errors, kind)(words + where) from None
 
 
 def check_equal(comm: Any, what: str, values: Mapping[str, Any]) -> None:

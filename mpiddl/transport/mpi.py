@@ -5,9 +5,7 @@ mpi4py is imported when the first communicator is made, never at ``import mpiddl
 
 from __future__ import annotations
 
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -31,9 +29,7 @@ from mpiddl.transport.base import (
 )
 from mpiddl.transport.shared import SharedMemory
 from mpiddl.transport.start import load_mpi, start_mpi
-
-# How long a failing rank waits for the others to fail too before it calls its failure a lone one and ends the job.
-GRACE_S = 3.0
+from mpiddl.transport.uncaught import GRACE_S, end_job, print_once, threads_end_job
 
 _STARTED: list[Any] = []
 
@@ -78,8 +74,9 @@ def connect(comm: Any = None, env: Any = None) -> Any:
 def failing_together(link: Any) -> Iterator[Any]:
     """An exception leaves the block on all ranks of ``link``, or, where it is one rank's alone, ends the job."""
     try:
-        yield link
-        raise_held(link)
+        with threads_end_job(link):
+            yield link
+            raise_held(link)
     except BaseException as error:
         link.fail(error)
         link.Free()  # all ranks are here
@@ -127,6 +124,7 @@ class MpiComm:
         self._alarm = raw.Dup() if ends_jobs else self._mpi.COMM_NULL
         self._owned: list[Any] = []  # freed with this one, the youngest first
         self._kept: dict[Any, Any] = {}
+        print_once()
 
     def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None:
         entered = now()
@@ -284,15 +282,9 @@ class MpiComm:
         deadline = now() + GRACE_S
         while not request.Test():
             if now() > deadline:
-                self._end(error)
+                end_job(self.raw, error)
             time.sleep(0.005)
-        error.agreed = self.size  # type: ignore[attr-defined]
-
-    def _end(self, error: BaseException) -> None:
-        known = isinstance(error, MpiddlError)
-        text = str(error) if known else "".join(traceback.format_exception(error))
-        print(f"mpiddl: error on rank {self.rank} of {self.size}, the job ends: {text}", file=sys.stderr, flush=True)
-        self.raw.Abort(getattr(error, "exit_code", 1))
+        error.agreed, error.speaks = self.size, self.rank == 0  # type: ignore[attr-defined]
 
     def check_threads(self) -> None:
         """Raise a `CommError`, on every rank, unless several threads may call the library at a time."""

@@ -1,0 +1,185 @@
+"""Errors that a program does not catch: on several ranks each is printed once, and without the frames of this package."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from mpiddl import launch
+from mpiddl.clock import now
+from mpiddl.errors import MpiddlError
+
+P, R = ParamSpec("P"), TypeVar("R")
+
+GRACE_S = 3.0
+"""How long a failing rank waits for the others to fail too before it calls its failure a lone one and ends the job."""
+
+TAG = 32766
+"""Of the messages by which failing ranks find each other: almost the largest that MPI guarantees, which users seldom take."""
+
+EXIT_S = 1.0
+"""Without MPI, the head start of rank 0: a launcher ends the other ranks when one has left with an error."""
+
+INNER = {"mpiddl", "sklearn", "joblib", "numpy", "scipy", "numba"} | sys.stdlib_module_names
+"""Packages whose frames tell a user nothing."""
+
+
+def public(function: Callable[P, R]) -> Callable[P, R]:
+    """A public function: an `MpiddlError` leaves it without the frames inside this package."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        __tracebackhide__ = True  # IPython and pytest then leave this frame out as well
+        try:
+            return function(*args, **options)
+        except MpiddlError as error:
+            print_once()
+            raise error.with_traceback(None)  # noqa: B904
+
+    return call
+
+
+def print_once() -> None:
+    """From now on, print an uncaught error of ours once for all ranks. On one rank nothing changes."""
+    several = _world().size > 1 if _world() else launch.promise(os.environ).size > 1
+    if several and not isinstance(sys.excepthook, _Once):
+        sys.excepthook = _Once(sys.excepthook)
+
+
+def _world() -> Any:
+    """COMM_WORLD while MPI is in use, else None."""
+    MPI: Any = sys.modules.get("mpi4py.MPI")
+    return MPI.COMM_WORLD if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized() else None
+
+
+class _Once:
+    """``sys.excepthook``: errors of ours, and those with which all ranks left a run; any other goes to the hook before it.
+
+    ``error.speaks``: whether this rank prints an error with which all ranks of a communicator left (`MpiComm.fail`).
+    """
+
+    def __init__(self, before: Callable[..., Any]):
+        self._before = before
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not hasattr(error, "speaks") and not isinstance(error, MpiddlError):
+            self._before(kind, error, trace)
+        elif getattr(error, "speaks", None) or (not hasattr(error, "speaks") and _is_first(error)):
+            where = place(trace) if isinstance(error, MpiddlError) else ""
+            print(f"{where}mpiddl: error: {text(error)}", file=sys.stderr, flush=True)
+
+
+def _is_first(error: BaseException) -> bool:
+    """Whether this is the lowest rank that fails; a rank that fails alone ends the job."""
+    world = _world()
+    if world is None:
+        if launch.promise(os.environ).rank:
+            time.sleep(EXIT_S)
+        return True
+    if not _all_fail(world):
+        end_job(world, error)
+    return bool(world.rank == 0)
+
+
+def _all_fail(world: Any) -> bool:
+    """Whether every rank comes here within the grace: all tell rank 0, which answers."""
+    others, nothing = range(1, world.size) if world.rank == 0 else [0], bytearray()
+    if world.rank:
+        world.Isend([nothing, 0], 0, TAG)
+    waiting = [world.Irecv([nothing, 0], other, TAG) for other in others]
+    deadline = now() + GRACE_S
+    while not all(request.Test() for request in waiting):
+        if now() > deadline:
+            return False
+        time.sleep(0.005)
+    for other in others if world.rank == 0 else ():
+        world.Send([nothing, 0], other, TAG)
+    return True
+
+
+def end_job(raw: Any, error: BaseException, where: str = "") -> None:
+    """Print an error that this rank alone has met, and end the job: the others would wait for it for ever."""
+    told = f"mpiddl: error on rank {raw.Get_rank()} of {raw.Get_size()}{where}, the job ends: {_words(error)}"
+    print(told, file=sys.stderr, flush=True)
+    raw.Abort(getattr(error, "exit_code", 1))
+
+
+@contextmanager
+def threads_end_job(link: Any) -> Iterator[None]:
+    """While the block runs, an exception that ends a thread ends the job: other ranks wait for what that thread does."""
+    if link.size == 1 or not link.processes:
+        yield
+        return
+    before = threading.excepthook
+
+    def ended(args: Any) -> None:
+        if link.freed or args.exc_type is SystemExit:
+            before(args)
+        else:
+            end_job(link.raw, args.exc_value, f" in {args.thread.name if args.thread else 'a thread'}")
+
+    threading.excepthook = ended
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+def text(error: BaseException) -> str:
+    """An error with which all ranks failed: its message; of a bug, the ranks that met it and the traceback."""
+    ranks = getattr(error, "ranks", "all ranks")
+    return str(error) if isinstance(error, MpiddlError) else f"{ranks} failed:\n{_words(error)}"
+
+
+def _words(error: BaseException) -> str:
+    return str(error) if isinstance(error, MpiddlError) else trace_of(error)
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback as text, without frames of this package between two of the caller's."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = _outer(each.__traceback__)
+        each = each.__cause__ or each.__context__
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def _outer(trace: TracebackType | None) -> TracebackType | None:
+    """The caller's frames, and all below the last of them: what a bug of ours needs."""
+    steps, kept = _steps(trace), None
+    last = max((number for number, step in enumerate(steps) if _is_callers(step)), default=0)
+    for number, step in reversed(list(enumerate(steps))):
+        if number >= last or _is_callers(step):
+            kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return kept
+
+
+def _steps(trace: TracebackType | None) -> list[TracebackType]:
+    steps = []
+    while trace is not None:
+        steps.append(trace)
+        trace = trace.tb_next
+    return steps
+
+
+def _is_callers(step: TracebackType) -> bool:
+    return str(step.tb_frame.f_globals.get("__name__")).partition(".")[0] not in INNER
+
+
+def place(trace: TracebackType | None) -> str:
+    """The caller's line from which we were called, as ``program.py:12: mpiddl.train(...)`` and a new line."""
+    for step in reversed(_steps(trace)):
+        if _is_callers(step):
+            name = step.tb_frame.f_code.co_filename
+            line = linecache.getline(name, step.tb_lineno, step.tb_frame.f_globals).strip()
+            return f"{name}:{step.tb_lineno}{f': {line}' if line else ''}\n"
+    return ""

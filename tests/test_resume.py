@@ -1,0 +1,112 @@
+"""A run that is continued: from an earlier checkpoint if the newest is damaged, and where nothing is left to do."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+import mpiddl
+from mpiddl.checkpoint import complete
+from mpiddl.errors import CheckpointError, UsageError
+from mpiddl.folder import Folder
+
+pytestmark = pytest.mark.no_mpi
+
+SHORT = {"max_steps": 12, "checkpoint_every": 4, "quiet": True}
+
+
+def damage(path, name="model.safetensors"):
+    (path / name).write_bytes((path / name).read_bytes()[:-1] + b"!")
+
+
+def steps(out):
+    return [path.name for path in complete(out / "checkpoints")]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "manifest.json"])
+def test_a_damaged_checkpoint_names_the_one_before_and_how_to_take_it(tmp_path, name):
+    mpiddl.train("mlp", "digits", out=tmp_path, **SHORT)
+    newest = complete(tmp_path / "checkpoints")[-1]
+    damage(newest, name)
+    wanted = f"the checkpoint before it is {newest.with_name('step-00000008')}: `resume_step=8` goes on from there"
+    with pytest.raises(CheckpointError, match=name) as caught:
+        mpiddl.train("mlp", "digits", out=tmp_path, resume=True, **SHORT)
+    assert wanted in str(caught.value)
+    with pytest.raises(CheckpointError, match="step-00000008"):
+        mpiddl.load(tmp_path)
+    assert mpiddl.load(newest.with_name("step-00000008")).about["step"] == 8
+
+
+def test_going_on_from_an_earlier_checkpoint_is_as_if_it_were_the_newest(tmp_path):
+    whole = mpiddl.train("mlp", "digits", out=tmp_path / "whole", **SHORT)
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    damage(complete(tmp_path / "again" / "checkpoints")[-1])
+    again = mpiddl.train("mlp", "digits", out=tmp_path / "again", resume_step=4, **SHORT)
+    assert again.summary["checkpoint_sha256"] == whole.summary["checkpoint_sha256"]
+    assert steps(tmp_path / "again") == steps(tmp_path / "whole")
+    told = [[line["step"] for line in Folder(tmp_path / name).read_lines()] for name in ("whole", "again")]
+    assert told[0] == told[1]
+
+
+def test_later_checkpoints_go_when_the_next_is_written(tmp_path):
+    """Else a run that is resumed would go on from the one that was given up."""
+    mpiddl.train("mlp", "digits", out=tmp_path, **SHORT)
+    damage(complete(tmp_path / "checkpoints")[-1])
+    mpiddl.train("mlp", "digits", out=tmp_path, resume_step=4, **SHORT | {"max_steps": 6, "keep": 1})
+    assert steps(tmp_path) == ["step-00000006"]
+
+
+def test_what_is_only_called_like_a_checkpoint_is_none(tmp_path):
+    mpiddl.train("mlp", "digits", out=tmp_path, **SHORT)
+    newest = complete(tmp_path / "checkpoints")[-1]
+    damage(newest)
+    newest.rename(newest.with_name("step-00000012.bad"))
+    assert mpiddl.load(tmp_path).about["step"] == 8
+
+
+@pytest.mark.parametrize("step", [5, -1, "4"])
+def test_a_step_without_a_checkpoint(tmp_path, step):
+    mpiddl.train("mlp", "digits", out=tmp_path, **SHORT)
+    with pytest.raises(UsageError, match=f"resume_step: got {step!r}, expected a step in .*checkpoints: 4, 8, 12"):
+        mpiddl.train("mlp", "digits", out=tmp_path, resume_step=step, **SHORT)
+
+
+def test_a_step_of_a_run_without_checkpoints_and_without_a_folder(tmp_path):
+    with pytest.raises(UsageError, match=r"resume_step: got 4, .* there is no checkpoint"):
+        mpiddl.train("mlp", "digits", out=tmp_path / "new", resume_step=4, **SHORT)
+    with pytest.raises(UsageError, match="expected `out=DIR`"):
+        mpiddl.train("mlp", "digits", resume_step=4, **SHORT)
+    with pytest.raises(UsageError, match="got both"):
+        mpiddl.train("mlp", "digits", out=tmp_path, resume_step=4, overwrite=True, **SHORT)
+
+
+DONE = {
+    "max_steps": ({"max_steps": 3}, {}, "all 3 steps are done (max_steps: 3); expected a larger `max_steps`, or `max_steps=0`"),
+    "epochs": ({"epochs": 1}, {}, "steps are done (epochs: 1); expected a larger `epochs`"),
+    "fewer": ({"max_steps": 3}, {"max_steps": 2}, "all 2 steps are done"),
+    "more": ({"max_steps": 3}, {"max_steps": 4}, None),
+    "own pace": ({"max_steps": 3, "strategy": "ddc-asgd", "optimiser": "nesterov", "simulate": 2}, {}, "all 3 steps are done"),
+}
+
+
+@pytest.mark.parametrize("name", [*DONE])
+def test_a_run_that_is_over_says_so_when_it_is_resumed(tmp_path, capsys, name):
+    first, then, wanted = DONE[name]
+    mpiddl.train("mlp", "digits", out=tmp_path, quiet=True, **first)
+    mpiddl.train("mlp", "digits", out=tmp_path, resume=True, **then)
+    said = capsys.readouterr().err
+    assert wanted in said if wanted else "nothing to do" not in said
+
+
+def test_the_command_line_speaks_in_flags(command, tmp_path):
+    train = "mpiddl", "train", "--out", tmp_path, "--checkpoint-every", "4"
+    command(*train, "--max-steps", "12")
+    assert "continue it with `--resume`, replace it with `--overwrite`" in command(*train).stderr
+    done = command(*train, "--resume")
+    assert done.returncode == 0
+    assert "expected a larger `--max-steps`, or `--max-steps 0` for no limit" in done.stderr
+    damage(complete(tmp_path / "checkpoints")[-1])
+    assert "`--resume-step 8` goes on from there" in command(*train, "--resume").stderr
+    done = command(*train, "--resume-step", "8")
+    assert done.returncode == 0 and f"going on from {tmp_path}/checkpoints/step-00000008" in done.stderr
