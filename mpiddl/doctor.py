@@ -130,13 +130,13 @@ def _start(env: Mapping[str, str], limit_s: float) -> tuple[Any, list[Finding]]:
     trouble = None if MPI.Is_initialized() else launch.trouble(made, None, version)
     if trouble:
         return None, [library, Finding("launcher", False, *trouble)]
-    _mpi_init_waits_for_every_rank(MPI, limit_s)
+    _mpi_init_waits_for_every_rank(MPI, made, limit_s)
     came = f"{announced}; MPI has {MPI.COMM_WORLD.size}"
     trouble = launch.trouble(made, MPI.COMM_WORLD.size, version)
     return MPI.COMM_WORLD, [library, Finding("launcher", not trouble, *(trouble or (came,)))]
 
 
-def _mpi_init_waits_for_every_rank(MPI: Any, limit_s: float) -> None:
+def _mpi_init_waits_for_every_rank(MPI: Any, made: launch.Promise, limit_s: float) -> None:
     """MPI_Init, which does not return on a broken fabric or if a rank is missing.
 
     It keeps the interpreter lock, so that no thread can watch it: the timer of faulthandler, which needs no
@@ -145,7 +145,7 @@ def _mpi_init_waits_for_every_rank(MPI: Any, limit_s: float) -> None:
     if MPI.Is_initialized():
         return
     faulthandler.dump_traceback_later(limit_s, exit=True)
-    initialise(MPI)
+    initialise(MPI, made)
     faulthandler.cancel_dump_traceback_later()
 
 

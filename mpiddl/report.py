@@ -135,6 +135,8 @@ def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
         print("a step on rank 0: {was_hidden_ms:.1f} of {could_be_hidden_ms:.1f} ms of communication that could be hidden "
               "behind computing were; {communication_ms:.1f} ms in all".format(**overlap))
     _console().print(table)
+    for sentence in summary.get("too_many_ranks", ()):
+        print(sentence)
 
 
 def headline(summary: Mapping[str, Any]) -> str:

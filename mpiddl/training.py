@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl import report
+from mpiddl import rank_count, report
 from mpiddl.checkpoint import MODEL, Checkpoint, checksum
 from mpiddl.conditions import Conditions, Pace
 from mpiddl.errors import UsageError
@@ -29,6 +29,7 @@ from mpiddl.transport.align import clock_offset
 from mpiddl.transport.base import BYTES_BASIS
 from mpiddl.transport.mpi import connect, failing_together
 from mpiddl.transport.virtual import Wire
+from mpiddl.warming import node
 from mpiddl.watch import Watch
 
 
@@ -247,9 +248,24 @@ def _summary(control: Any, session: Session, state: State, metrics: Metrics, spl
         "reproducible": session.job.reproducible,
         "checkpoint_sha256": _checksum(session, state, manifest),
         "per_rank": [split._asdict() for split in splits],
+        "too_many_ranks": _too_many_ranks(control, session, splits),
         "clocks": "arrivals compared on rank 0's clock, aligned at the start by the shortest of 8 round trips",
         **{key: session.about[key] for key in ("model", "data", "train_rows", "mpiddl", "mpi")},
     }
+
+
+def _too_many_ranks(control: Any, session: Session, splits: list[Split]) -> list[str]:
+    """Sentences about ranks that the cores or the job have no use for. Ranks that serve others have to wait. Collective."""
+    nodes, serves = control.allgather(node(control)), control.allgather(bool(session.plan.placement.serves))
+    if not control.processes:
+        return []
+    said = [rank_count.shared_cores(nodes)]
+    if not (session.job.slow or session.job.jitter or session.job.drop):  # then ranks wait because the user wants them to
+        works = [split for split, server in zip(splits, serves, strict=True) if not server]
+        said.append(rank_count.small_job([split.compute for split in works],
+                                         [split.communication + split.waiting for split in works],
+                                         rank_count.LESS_OFTEN if session.strategy.sums_gradients else ""))
+    return [sentence for sentence in said if sentence]
 
 
 def _checksum(session: Session, state: State, manifest: dict[str, Any] | None) -> str | None:

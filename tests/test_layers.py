@@ -32,7 +32,7 @@ collectives
 arena
 topology
 transport
-memory footprint layout overlap clock threads launch finding terminal disk testbed
+memory footprint layout overlap clock threads launch finding terminal disk rank_count testbed
 errors version
 kernels
 """

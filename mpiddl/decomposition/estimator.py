@@ -92,7 +92,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
              stream: bool = False) -> None:
         keep_freed()
         with connected(self.comm, os.environ) as link:
-            began, sent = now(), link.meter.bytes
+            began, sent, held_up = now(), link.meter.bytes, link.meter.seconds
             with _alike(link):
                 self._check_settings()
                 rows = self._own_rows(X, sample_weight, link.size, after is None)
@@ -117,6 +117,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                     raise
                 finally:
                     self.seconds_, self.n_bytes_ = now() - began, link.meter.bytes - sent
+                    self.communication_seconds_ = max(link.meter.seconds - held_up, 0.0)
         self._stream = result if stream else None
         self._take(result.first(self._wanted_of(result)) if stream else result, rows.dtype)
 

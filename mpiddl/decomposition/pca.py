@@ -53,8 +53,9 @@ class PCA(Estimator):
     n_components_, n_features_in_, n_samples_ : int
         The rows are those of all ranks.
     solver_, why_ : str
-    n_passes_, n_rounds_, n_bytes_, seconds_ : float, int, int, float
-        Passes over the data, rounds of communication, bytes this rank sent, seconds of `fit`.
+    n_passes_, n_rounds_, n_bytes_, seconds_, communication_seconds_ : float, int, int, float, float
+        Passes over the data, rounds of communication, bytes this rank sent, seconds of `fit`, and those of them that went into
+        communication and waiting.
     history_ : list of Moment
         After each pass: seconds, passes, rounds, estimated error, explained variance.
 
