@@ -1,4 +1,4 @@
-"""Ranks that the cores or the job have no use for: when the end of a run says so, and that ranks which wait yield their cores."""
+"""Ranks that the cores or the job have no use for: the end of a run says so, and ranks that wait yield their cores."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ class Library:
 
 
 @pytest.mark.no_mpi
-@pytest.mark.parametrize(("local", "set_by_user", "wanted"), [(2, None, None), (3, None, "1"), (3, "0", "0"), (None, None, None)])
+@pytest.mark.parametrize(("local", "set_by_user", "wanted"), [
+    (2, None, None), (3, None, "1"), (3, "0", "0"), (None, None, None)])  # fmt: skip
 def test_ranks_without_a_core_each_yield_it_while_they_wait(monkeypatch, local, set_by_user, wanted):
     monkeypatch.setattr(threads, "launcher_cores", lambda: 2)
     monkeypatch.setenv(YIELD, set_by_user or "")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.decomposition.estimator import Estimator, variances_in
+from mpiddl.decomposition.estimator import Estimator, counted, variances_in
 from mpiddl.decomposition.solve import Result
 from mpiddl.errors import UsageError
 
@@ -22,7 +22,8 @@ class PCA(Estimator):
     Parameters
     ----------
     n_components : int, float in (0, 1) or None
-        How many; a float: as many as explain that part of the variance; None: min(n, d) of all rows.
+        How many; a float: as many as explain that part of the variance; None: min(n, d) of all rows. A row of weight 3 counts
+        as three rows, one of weight 0 as none. Components without variance are a basis of what is left.
     whiten : bool
         Divide scores by their deviations.
     solver : {"auto", "gram", "subsample", "vr", "vr-plain", "krylov"}
@@ -109,7 +110,8 @@ class PCA(Estimator):
 
     def _take(self, result: Result, dtype: np.dtype) -> None:
         self._remember(result, dtype)
-        unbiased, k, least = result.total / (result.total - 1), len(result.values), min(result.n, self.n_features_in_)
+        unbiased, k = result.total / (result.total - 1), len(result.values)
+        least = min(counted(result.n, result.total), self.n_features_in_)
         variance = result.variances.sum() * unbiased
         explained = result.values * unbiased
         self.mean_ = result.mean.astype(dtype)

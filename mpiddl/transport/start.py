@@ -53,7 +53,7 @@ def start_mpi(env: Mapping[str, str]) -> Any:
 
 
 def initialise(MPI: Any, promise: launch.Promise) -> None:
-    """``MPI_Init_thread``, with Open MPI's settings for this machine and the ranks of ``promise``, unless the user has set them."""
+    """``MPI_Init_thread``; Open MPI's settings for this machine and the ranks of ``promise``, unless the user has set them."""
     if (promise.local_size or 1) > threads.launcher_cores():
         # Open MPI does this itself only if the slots of its hosts are fewer than the ranks; MPICH always yields. A rank that
         # waits without it keeps its core for a whole time slice, while the rank it waits for has none.
