@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from mpiddl.disk import writing
 from mpiddl.errors import DataError, UsageError
 from mpiddl.evaluation import evaluate_rows
 from mpiddl.layout import Layout, block
-from mpiddl.prediction import Trained, load
+from mpiddl.prediction import Trained, load, note_of_scale, outputs
 from mpiddl.request import search_path
+from mpiddl.row_scale import magnitude, scale_note
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connected
 
@@ -42,6 +44,9 @@ def evaluate_run(run: Path, data: str | None = None, comm: Any = None) -> dict[s
             if found.test is None:
                 raise DataError(f"data: {found.name} has no test rows; expected a set with some, or test_fraction above 0")
             rows = ShardedRows(found.test, Layout(found.test.n, link.size), [link.rank], 0, trained.job.dtype)
+            largest = next((magnitude(x) for x, _ in rows.all_rows()), 0.0)
+            note = scale_note(trained.about["data"], 255 * largest if rows.bytes else largest, rows.bytes)
+        _say(link, note)
         result = evaluate_rows(link, trained.model, trained.params, rows.all_rows())
     return {"data": found.name, "rows": result.count, "loss": result.loss, "accuracy": result.accuracy,
             "step": trained.about["step"]}
@@ -78,7 +83,8 @@ def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any
                     _create(aside, (inputs.n,) if pick else (inputs.n, trained.about["data"]["outputs"]),
                             np.dtype(np.int64) if pick else trained.params.dtype)
             with agreed(link):
-                _fill(aside, trained, inputs, block(inputs.n, link.size, link.rank), pick)
+                note = _fill(aside, trained, inputs, block(inputs.n, link.size, link.rank), pick)
+            _say(link, note)
             with agreed(link):
                 if link.rank == 0:
                     aside.replace(output)
@@ -143,13 +149,23 @@ def _create(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
-def _fill(path: Path, trained: Trained, inputs: _Inputs, part: range, pick: bool) -> None:
-    """Predict this rank's rows in chunks, into their place in the file."""
+def _fill(path: Path, trained: Trained, inputs: _Inputs, part: range, pick: bool) -> str:
+    """Predict this rank's rows in chunks, into their place in the file; returns a note about their scale, or nothing."""
     if not part:
-        return
-    target = np.lib.format.open_memmap(path, "r+")
+        return ""
+    target, note, data = np.lib.format.open_memmap(path, "r+"), "", trained.about["data"]
     for start in range(part.start, part.stop, CHUNK):
         rows = range(start, min(start + CHUNK, part.stop))
-        found = trained.predict(inputs.chunk(rows))
+        x = inputs.chunk(rows)
+        note = note or note_of_scale(data, x)
+        found = outputs(trained.model, trained.params.views, x, data["features"])
         target[rows.start : rows.stop] = found.argmax(axis=1) if pick else found
     target.flush()
+    return note
+
+
+def _say(link: Any, note: str) -> None:
+    """Print one rank's note once, on standard error. Collective."""
+    said = next(filter(None, link.allgather(note)), "")
+    if said and link.rank == 0:
+        print(said, file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,6 +15,7 @@ from mpiddl.errors import CheckpointError, ShapeError
 from mpiddl.job import FIELDS, Job, make_job
 from mpiddl.memory import FlatBuffer
 from mpiddl.recipes import make_model
+from mpiddl.row_scale import magnitude, scale_note
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Trained:
         ShapeError
             If the rows do not have as many features as the model was trained on.
         """
+        warn_of_scale(self.about["data"], x)
         return outputs(self.model, self.params.views, x, self.about["data"]["features"])
 
 
@@ -49,7 +52,18 @@ def outputs(model: Any, params: dict[str, np.ndarray], x: np.ndarray, features: 
         raise ShapeError(f"x: got shape {x.shape}, expected (n, {features}): the model was trained on {features} features")
     dtype = next(iter(params.values())).dtype
     scale = dtype.type(1 / 255) if x.dtype == np.uint8 else dtype.type(1)
-    return model.predict(params, np.ascontiguousarray(x.reshape(len(x), -1), dtype) * scale)
+    return model.predict(params, np.ascontiguousarray(x.reshape(len(x), features), dtype) * scale)
+
+
+def warn_of_scale(data: dict[str, Any], x: Any) -> None:
+    """A `UserWarning` where rows ``x`` are not on the scale of the training rows, which ``data`` of a manifest describes."""
+    if note := note_of_scale(data, np.asarray(x)):
+        warnings.warn(note, UserWarning, stacklevel=3)
+
+
+def note_of_scale(data: dict[str, Any], x: np.ndarray) -> str:
+    """The same as a sentence, or nothing."""
+    return scale_note(data, magnitude(x), x.dtype == np.uint8)
 
 
 def load(path: str | Path) -> Trained:

@@ -21,7 +21,7 @@ from mpiddl.folder import Folder
 from mpiddl.job import Job, read_drop, read_slow
 from mpiddl.loop import State, loop
 from mpiddl.metrics import Lines, Metrics, Split, finite
-from mpiddl.prediction import outputs
+from mpiddl.prediction import outputs, warn_of_scale
 from mpiddl.request import Request, asked_for
 from mpiddl.session import Session, dry_run, open_session, starting_state
 from mpiddl.transport import virtual
@@ -59,6 +59,7 @@ class Result:
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The model's outputs for rows ``x`` (n, features), scaled as the training rows were; no communication."""
+        warn_of_scale(self.summary["data"], x)
         return outputs(self.model, self.params, x, self.summary["data"]["features"])
 
 

@@ -32,7 +32,7 @@ collectives
 arena
 topology
 transport
-memory footprint layout overlap clock threads launch finding terminal disk rank_count testbed
+memory footprint layout overlap clock threads launch finding terminal disk rank_count row_scale testbed
 errors version
 kernels
 """
