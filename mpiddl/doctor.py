@@ -137,7 +137,7 @@ def _start(env: Mapping[str, str], limit_s: float) -> tuple[Any, list[Finding]]:
         trouble = environment_trouble(os.environ, version)
         if trouble:
             return None, [library, Finding("launcher", None, announced), Finding("MPI start", False, *trouble), *lines]
-    _mpi_init_waits_for_every_rank(MPI, limit_s)
+    _mpi_init_waits_for_every_rank(MPI, made, limit_s)
     came = f"{announced}; MPI has {MPI.COMM_WORLD.size}"
     trouble = launch.trouble(made, MPI.COMM_WORLD.size, version)
     return MPI.COMM_WORLD, [library, Finding("launcher", not trouble, *(trouble or (came,))), *lines]
@@ -156,7 +156,7 @@ def _launch_line(env: Mapping[str, str], version: str) -> Finding:
     return Finding("launch line", True, few + (f"\nfor more than {machine.slots} ranks: {many}" if differ else ""))
 
 
-def _mpi_init_waits_for_every_rank(MPI: Any, limit_s: float) -> None:
+def _mpi_init_waits_for_every_rank(MPI: Any, made: launch.Promise, limit_s: float) -> None:
     """MPI_Init, which does not return on a broken fabric or if a rank is missing.
 
     It keeps the interpreter lock, so that no thread can watch it: the timer of faulthandler, which needs no
@@ -165,7 +165,7 @@ def _mpi_init_waits_for_every_rank(MPI: Any, limit_s: float) -> None:
     if MPI.Is_initialized():
         return
     faulthandler.dump_traceback_later(limit_s, exit=True)
-    initialise(MPI)
+    initialise(MPI, made)
     faulthandler.cancel_dump_traceback_later()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from mpiddl.disk import writing
 from mpiddl.errors import DataError, UsageError
 from mpiddl.evaluation import evaluate_rows
 from mpiddl.layout import Layout, block
-from mpiddl.prediction import Trained, class_numbers, load_with, predictions
+from mpiddl.prediction import Trained, class_numbers, load_with, note_of_scale, outputs, predictions
 from mpiddl.request import search_path
+from mpiddl.row_scale import magnitude, scale_note
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connected
 from mpiddl.transport.uncaught import public
@@ -46,6 +48,9 @@ def evaluate_run(run: Path, data: str | None = None, comm: Any = None, model: An
             if found.test is None:
                 raise DataError(f"data: got {found.name} without test rows, expected a set with some")
             rows = ShardedRows(found.test, Layout(found.test.n, link.size), [link.rank], 0, trained.job.dtype)
+            largest = next((magnitude(x) for x, _ in rows.all_rows()), 0.0)
+            note = scale_note(trained.about["data"], 255 * largest if rows.bytes else largest, rows.bytes)
+        _say(link, note)
         result = evaluate_rows(link, trained.model, trained.params, rows.all_rows())
     return {"data": found.name, "rows": result.count, "loss": result.loss, "accuracy": result.accuracy,
             "step": trained.about["step"]}
@@ -86,7 +91,8 @@ def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any
                     first = _answers(trained, inputs.chunk(range(min(1, inputs.n))), raw)
                     _create(aside, (inputs.n, *first.shape[1:]), first.dtype)
             with agreed(link):
-                _fill(aside, trained, inputs, block(inputs.n, link.size, link.rank), raw)
+                note = _fill(aside, trained, inputs, block(inputs.n, link.size, link.rank), raw)
+            _say(link, note)
             with agreed(link):
                 if link.rank == 0:
                     aside.replace(output)
@@ -153,7 +159,7 @@ def _open(trained: Trained, data: str | None) -> Data:
 def _answers(trained: Trained, x: np.ndarray, raw: bool) -> np.ndarray:
     """What stands in the file for rows ``x``."""
     data = trained.about["data"]
-    found = trained.outputs(x)
+    found = outputs(trained.model, trained.params.views, x, data["features"])
     if raw:
         return found
     if data["classes"] is None or data.get("class_names"):
@@ -169,12 +175,22 @@ def _create(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
-def _fill(path: Path, trained: Trained, inputs: _Inputs, part: range, raw: bool) -> None:
-    """Predict this rank's rows in chunks, into their place in the file."""
+def _fill(path: Path, trained: Trained, inputs: _Inputs, part: range, raw: bool) -> str:
+    """Predict the rows of this rank in chunks, into their place in the file; returns a note about their scale, or nothing."""
     if not part:
-        return
-    target = np.lib.format.open_memmap(path, "r+")
+        return ""
+    target, note, data = np.lib.format.open_memmap(path, "r+"), "", trained.about["data"]
     for start in range(part.start, part.stop, CHUNK):
         rows = range(start, min(start + CHUNK, part.stop))
-        target[rows.start : rows.stop] = _answers(trained, inputs.chunk(rows), raw)
+        x = inputs.chunk(rows)
+        note = note or note_of_scale(data, x)
+        target[rows.start : rows.stop] = _answers(trained, x, raw)
     target.flush()
+    return note
+
+
+def _say(link: Any, note: str) -> None:
+    """Print one rank's note once, on standard error. Collective."""
+    said = next(filter(None, link.allgather(note)), "")
+    if said and link.rank == 0:
+        print(said, file=sys.stderr, flush=True)

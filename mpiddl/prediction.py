@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import prod
@@ -18,6 +19,7 @@ from mpiddl.job import FIELDS, Job, make_job
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
 from mpiddl.recipes import check_model, own_model
+from mpiddl.row_scale import magnitude, scale_note
 from mpiddl.transport.uncaught import public
 from mpiddl.user_code import is_reference
 
@@ -52,11 +54,14 @@ class Trained:
         ShapeError
             If the rows do not have as many features as the model was trained on.
         """
-        return predictions(self.outputs(x), self.about["data"])
+        data = self.about["data"]
+        warn_of_scale(data, x)
+        return predictions(outputs(self.model, self.params.views, x, data["features"]), data)
 
     @public
     def outputs(self, x: np.ndarray) -> np.ndarray:
         """The model's outputs for rows ``x``, as the model computes them; see `predict`."""
+        warn_of_scale(self.about["data"], x)
         return outputs(self.model, self.params.views, x, self.about["data"]["features"])
 
 
@@ -67,7 +72,18 @@ def outputs(model: Any, params: dict[str, np.ndarray], x: np.ndarray, features: 
         raise ShapeError(f"x: got shape {x.shape}, expected (n, {features}): the model was trained on {features} features")
     dtype = next(iter(params.values())).dtype
     scale = dtype.type(1 / 255) if x.dtype == np.uint8 else dtype.type(1)
-    return model.predict(params, np.ascontiguousarray(x.reshape(len(x), -1), dtype) * scale)
+    return model.predict(params, np.ascontiguousarray(x.reshape(len(x), features), dtype) * scale)
+
+
+def warn_of_scale(data: dict[str, Any], x: Any) -> None:
+    """A `UserWarning` where rows ``x`` are not on the scale of the training rows, which ``data`` of a manifest describes."""
+    if note := note_of_scale(data, np.asarray(x)):
+        warnings.warn(note, UserWarning, stacklevel=4)  # the caller of `predict`, through `public`
+
+
+def note_of_scale(data: dict[str, Any], x: np.ndarray) -> str:
+    """The same as a sentence, or nothing."""
+    return scale_note(data, magnitude(x), x.dtype == np.uint8)
 
 
 def predictions(found: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:

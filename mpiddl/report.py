@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -135,6 +136,8 @@ def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
         print("a step on rank 0: {was_hidden_ms:.1f} of {could_be_hidden_ms:.1f} ms of communication that could be hidden "
               "behind computing were; {communication_ms:.1f} ms in all".format(**overlap))
     _console().print(table)
+    for sentence in summary.get("too_many_ranks", ()):
+        print(sentence)
 
 
 def headline(summary: Mapping[str, Any]) -> str:
@@ -157,8 +160,10 @@ def plot_curves(path: Path, lines: Sequence[Mapping[str, Any]]) -> bool:
     across = (("step", "steps", 1.0), ("elapsed", "seconds", 1.0), ("bytes", "megabytes sent, all ranks", 1e-6))
     for row, measure in enumerate(("loss", "accuracy")):
         for column, (key, label, unit) in enumerate(across):
-            for name, style in ((measure, "-"), (f"validation_{measure}", "o-")):
-                points = [(line[key] * unit, line[name]) for line in lines if line.get(name) is not None]
+            validations = [line for line in lines if line.get(f"validation_{measure}") is not None]
+            for name, shown, style in ((measure, even_windows(lines, measure), "-"),
+                                       (f"validation_{measure}", validations, "o-")):
+                points = [(line[key] * unit, line[name]) for line in shown]
                 if points:
                     axes[row, column].plot(*zip(*points, strict=True), style, ms=4, label=name.replace("_", " "))
             axes[row, column].set_xlabel(label)
@@ -168,6 +173,41 @@ def plot_curves(path: Path, lines: Sequence[Mapping[str, Any]]) -> bool:
             axes[row, 0].legend()
     figure.savefig(path, dpi=110)
     return True
+
+
+def even_windows(lines: Sequence[Mapping[str, Any]], measure: str) -> list[dict[str, Any]]:
+    """Lines of training with a mean of ``measure`` over about equally many steps each.
+
+    A line covers the steps since the line before it, few where an epoch ends: the mean over 7 steps between means over 50 would
+    draw a saw. So lines are joined, weighted by their steps, until they cover as many as the longest line.
+
+    Examples
+    --------
+    >>> lines = [{"step": 50, "loss": 2.0}, {"step": 57, "loss": 9.0}, {"step": 107, "loss": 2.0}]
+    >>> [(line["step"], round(line["loss"], 2)) for line in even_windows(lines, "loss")]
+    [(50, 2.0), (107, 2.86)]
+    """
+    kept = [line for line in lines if line.get(measure) is not None]
+    steps = [max(after - before, 1) for before, after in pairwise([0, *(line["step"] for line in kept)])]
+    most = max(steps[1:] or steps, default=0)  # the first line of a run that was resumed may seem to cover all before it
+    joined: list[dict[str, Any]] = []
+    covered: list[int] = []
+    for line, count in zip(kept, steps, strict=True):
+        if joined and covered[-1] < most:
+            _join(joined, covered, line, count, measure)
+        else:
+            joined.append(dict(line))
+            covered.append(min(count, most))
+    if len(joined) > 1 and covered[-1] < most:  # the end of the run
+        _join(joined, covered, joined.pop(), covered.pop(), measure)
+    return joined
+
+
+def _join(joined: list[dict[str, Any]], covered: list[int], line: Mapping[str, Any], count: int, measure: str) -> None:
+    """Put one more line into the last of ``joined``."""
+    total = covered[-1] + count
+    mean = (joined[-1][measure] * covered[-1] + line[measure] * count) / total
+    joined[-1], covered[-1] = {**line, measure: mean}, total
 
 
 def _console() -> Any:

@@ -26,6 +26,7 @@ from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
 from mpiddl.recipes import TASKS, find_data, make_model, make_optimiser, make_schedule
 from mpiddl.request import Request, agreed_job, is_object, search_path
+from mpiddl.row_scale import magnitude
 from mpiddl.strategies import Placement, Strategy, describe
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__
@@ -89,6 +90,7 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
         plan = replace(_plan(job, placement, rows, layout, strategy), meet=_meet(job, layout, folder),
                        leaves=_leaves(job, link.rank))
         about = _about(job, strategy, model, data, layout, control)
+        about["data"] |= _scale(control, rows)
         with agreed(control):
             if folder and control.rank == 0:
                 folder.write_job(job.as_dict(), request.of_a_program())
@@ -270,6 +272,12 @@ def _data_note(control: Any, rows: ShardedRows, strategy: Strategy) -> str:
     """A warning where ranks train on their own rows and these look sorted. Collective."""
     mine = "" if strategy.replicated else sorted_warning(rows.shard_labels(), rows.classes)
     return next(filter(None, control.allgather(mine)), "")
+
+
+def _scale(control: Any, rows: ShardedRows) -> dict[str, Any]:
+    """What `mpiddl.row_scale` has to know of the training rows; the first batch is the same on any ranks. Collective."""
+    largest, of_bytes = zip(*control.allgather((magnitude(rows.batch(0, 0)[0]), rows.bytes)), strict=True)
+    return {"largest": max(largest), "bytes": any(of_bytes)}
 
 
 def _resume_note(request: Request, earlier: Path | None, about: dict[str, Any], size: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -52,6 +52,18 @@ def cores(root: str | Path = "/") -> Cores:
     root = Path(root)
     mask = os.sched_getaffinity(0)
     return Cores(frozenset(_first_sibling(root, cpu) for cpu in mask), quota(root))
+
+
+def launcher_cores(root: str | Path = "/") -> int:
+    """Cores that the ranks of this node may use together, as one rank alone can tell, before MPI is started.
+
+    The launcher may have bound this rank to one core, but not its own process, which is the rank's parent.
+    """
+    mask = os.sched_getaffinity(0)
+    with suppress(ProcessLookupError):
+        mask = mask | os.sched_getaffinity(os.getppid())
+    ids = frozenset(_first_sibling(Path(root), cpu) for cpu in mask)
+    return node_cores([Cores(ids, quota(root))])
 
 
 @cache

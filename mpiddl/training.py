@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl import report
+from mpiddl import rank_count, report
 from mpiddl.checkpoint import MODEL, Checkpoint, checksum
 from mpiddl.conditions import Conditions, Pace
 from mpiddl.errors import UsageError
@@ -21,7 +21,7 @@ from mpiddl.folder import Folder
 from mpiddl.job import Job, read_drop, read_slow
 from mpiddl.loop import State, loop
 from mpiddl.metrics import Lines, Metrics, Split, finite
-from mpiddl.prediction import outputs, predictions
+from mpiddl.prediction import outputs, predictions, warn_of_scale
 from mpiddl.request import Request, asked_for
 from mpiddl.session import Session, dry_run, open_session, starting_state
 from mpiddl.transport import virtual
@@ -30,6 +30,7 @@ from mpiddl.transport.base import BYTES_BASIS
 from mpiddl.transport.mpi import connect, failing_together
 from mpiddl.transport.uncaught import public
 from mpiddl.transport.virtual import Wire
+from mpiddl.warming import node
 from mpiddl.watch import Watch
 
 
@@ -64,11 +65,14 @@ class Result:
         Labels (n,) where it was trained on strings; otherwise the outputs: (n, classes), or (n,) or (n, k) as the targets of a
         regression.
         """
-        return predictions(self.outputs(x), self.summary["data"])
+        data = self.summary["data"]
+        warn_of_scale(data, x)
+        return predictions(outputs(self.model, self.params, x, data["features"]), data)
 
     @public
     def outputs(self, x: np.ndarray) -> np.ndarray:
         """The model's outputs for rows ``x``, as the model computes them: for classes, shape (n, classes)."""
+        warn_of_scale(self.summary["data"], x)
         return outputs(self.model, self.params, x, self.summary["data"]["features"])
 
 
@@ -267,9 +271,24 @@ def _summary(control: Any, session: Session, state: State, metrics: Metrics, spl
         "reproducible": session.job.reproducible,
         "checkpoint_sha256": _checksum(session, state, manifest),
         "per_rank": [split._asdict() for split in splits],
+        "too_many_ranks": _too_many_ranks(control, session, splits),
         "clocks": "arrivals compared on rank 0's clock, aligned at the start by the shortest of 8 round trips",
         **{key: session.about[key] for key in ("model", "data", "train_rows", "mpiddl", "mpi")},
     }
+
+
+def _too_many_ranks(control: Any, session: Session, splits: list[Split]) -> list[str]:
+    """Sentences about ranks that the cores or the job have no use for. Ranks that serve others have to wait. Collective."""
+    nodes, serves = control.allgather(node(control)), control.allgather(bool(session.plan.placement.serves))
+    if not control.processes:
+        return []
+    said = [rank_count.shared_cores(nodes)]
+    if not (session.job.slow or session.job.jitter or session.job.drop):  # then ranks wait because the user wants them to
+        works = [split for split, server in zip(splits, serves, strict=True) if not server]
+        said.append(rank_count.small_job([split.compute for split in works],
+                                         [split.communication + split.waiting for split in works],
+                                         rank_count.LESS_OFTEN if session.strategy.sums_gradients else ""))
+    return [sentence for sentence in said if sentence]
 
 
 def _checksum(session: Session, state: State, manifest: dict[str, Any] | None) -> str | None:

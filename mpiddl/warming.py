@@ -28,12 +28,17 @@ def limited_threads(comm: Any, wanted: int, env: Mapping[str, str]) -> Iterator[
     wanted : int
         Threads a rank; 0 for the cores of the node divided by its ranks, unless ``env`` sets a number.
     """
-    local = neighbours(comm).local
-    cores = local.kept("cores", lambda: threads.node_cores(local.allgather(threads.cores())))
-    chosen = threads.threads_per_rank(cores, local.size, wanted or None, env)
-    note = threads.warning(cores, local.size, chosen)
+    ranks, cores = node(comm)
+    chosen = threads.threads_per_rank(cores, ranks, wanted or None, env)
+    note = threads.warning(cores, ranks, chosen)
     with threads.apply(chosen):
         yield chosen.numba, note or ""
+
+
+def node(comm: Any) -> tuple[int, int]:
+    """The ranks of this rank's node, and the cores that they may use when they are first asked for. Collective."""
+    local = neighbours(comm).local
+    return local.size, local.kept("cores", lambda: threads.node_cores(local.allgather(threads.cores())))
 
 
 def warm(comm: Any, model: Any, optimiser: Any, rows: ShardedRows, job: Job, strategy: Strategy) -> None:

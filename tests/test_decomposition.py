@@ -193,17 +193,46 @@ def test_a_clone_shares_the_communicator_and_a_pickle_leaves_it_out(comm):
     np.testing.assert_array_equal(again.components_, pca.components_)
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("components", [None, 2, 12, 0.9])
+@pytest.mark.parametrize("columns", [10, 30])
+def test_a_weight_stands_for_as_many_rows(comm, columns, components):
+    """Also of rows that are fewer than columns, and of components that have no variance; weight 0 for none."""
+    rng = np.random.default_rng(3)
+    x, weights = rng.standard_normal((15, columns)), rng.permutation([0.0] * 6 + [1.0, 2.0, 3.0] * 3)
+    wanted = min(components or 30, columns) if components != 0.9 else 0.9
+    own, repeated = slice(comm.rank, None, comm.size), np.repeat(x, weights.astype(int), axis=0)
+    pca = PCA(wanted if components else None, comm=comm)
+    weighted = pickle.loads(pickle.dumps(pca.fit(x[own], sample_weight=weights[own])))
+    pca.fit(repeated[own])
+    assert weighted.n_components_ == pca.n_components_ >= (1 if components == 0.9 else min(wanted, 18))
+    for name in ("components_", "explained_variance_", "noise_variance_", "mean_"):
+        np.testing.assert_allclose(getattr(weighted, name), getattr(pca, name), atol=1e-9, err_msg=name)
+    np.testing.assert_allclose(weighted.transform(x), pca.transform(x), atol=1e-9)
+    np.testing.assert_allclose(weighted.components_ @ weighted.components_.T, np.eye(pca.n_components_), atol=1e-9)
+
+
+def test_one_row_of_some_weight():
+    x = np.arange(4.0)[None]
+    weighted, repeated = PCA().fit(x, sample_weight=[3.0]), PCA().fit(np.repeat(x, 3, axis=0))
+    assert weighted.n_components_ == repeated.n_components_ == 3
+    np.testing.assert_allclose(weighted.components_, repeated.components_, atol=1e-12)
+
+
+def test_a_first_batch_may_have_weights():
+    x, weights = rows_of_all(40, 12), np.full(40, 2.0)
+    whole = PCA().fit(x, sample_weight=weights)
+    stream = PCA().partial_fit(x[:9], sample_weight=weights[:9])
+    assert stream.n_components_ == 12
+    stream.partial_fit(x[9:], sample_weight=weights[9:])
+    np.testing.assert_allclose(stream.explained_variance_, whole.explained_variance_, atol=1e-8)
+
+
 def test_in_a_pipeline():
     x = rows_of_all(120, 12)
     ours = make_pipeline(StandardScaler(), PCA(3)).fit_transform(x)
     theirs = make_pipeline(StandardScaler(), sklearn.decomposition.PCA(3)).fit_transform(x)
     np.testing.assert_allclose(ours, theirs, atol=1e-8)
-
-
-UNLIKE = {
-    f"check_sample_weight_equivalence_on_{kind}_data": "n_components=None counts rows, whatever their weights"
-    for kind in ("dense", "sparse")
-}
 
 
 @parametrize_with_checks(
@@ -214,7 +243,6 @@ UNLIKE = {
         PCA(n_components=1, whiten=True),
         TruncatedSVD(n_components=1),
     ],
-    expected_failed_checks=lambda estimator: UNLIKE if estimator.n_components is None else {},
 )
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)

@@ -33,7 +33,7 @@ arena
 topology
 transport
 launch_line
-memory footprint layout overlap clock threads finding terminal disk testbed user_code
+memory footprint layout overlap clock threads finding terminal disk rank_count row_scale testbed user_code
 kernels
 kernel_cache
 launch errors version

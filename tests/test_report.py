@@ -82,6 +82,36 @@ def test_the_headline_tells_what_is_special(change, text):
     assert text in report.headline({**SUMMARY, **change})
 
 
+def windows(*steps, values=None):
+    return [{"step": step, "loss": loss} for step, loss in zip(steps, values or [1.0] * len(steps), strict=True)]
+
+
+@pytest.mark.parametrize(("steps", "drawn"), [
+    ((50, 57, 107, 114, 164, 171), [50, 107, 171]), ((20, 21, 40, 42, 60, 63), [20, 40, 63]), ((21, 42, 63), [21, 42, 63]),
+    ((500, 550, 557, 607), [500, 550, 607]), ((7,), [7]), ((), [])])  # fmt: skip
+def test_lines_are_drawn_that_cover_about_equally_many_steps(steps, drawn):
+    """Short windows join their neighbour; so does what is left at the end."""
+    assert [line["step"] for line in report.even_windows(windows(*steps), "loss")] == drawn
+
+
+def test_what_is_joined_is_weighted_by_steps():
+    lines = windows(50, 57, 107, 114, values=[1.0, 8.0, 1.0, 8.0])
+    assert [line["loss"] for line in report.even_windows(lines, "loss")] == [1.0, pytest.approx((7 * 8 + 50 + 7 * 8) / 64)]
+    assert [line["loss"] for line in lines] == [1.0, 8.0, 1.0, 8.0]  # those of metrics.jsonl stay as they are
+
+
+@pytest.mark.plots
+def test_the_curve_of_the_training_loss_is_no_saw(tmp_path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed: no plots")
+    drawn = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *args, **settings: drawn.append(self))
+    ends = [end for epoch in range(9) for end in (57 * epoch + 50, 57 * epoch + 57)]
+    lines = [{**LINE, "step": end, "loss": 1 + (end % 57 == 0), "accuracy": None} for end in ends]
+    report.plot_curves(tmp_path / "curves.png", lines)
+    loss = drawn[0].axes[0].lines[0].get_ydata()
+    assert max(loss[1:]) - min(loss[1:]) < 0.15  # of windows as they are: 1
+
+
 @pytest.mark.plots
 def test_plots_without_accuracy(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: no plots")

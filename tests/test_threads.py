@@ -54,6 +54,23 @@ def test_a_core_counts_once(kernel, layout, mask, wanted):
     assert threads.cores(kernel(siblings(layout), mask)) == Cores(frozenset(wanted), None)
 
 
+@pytest.mark.parametrize(("mine", "launchers", "files", "wanted"), [
+    ({1}, {0, 1, 2, 3}, {}, 4),  # bound to a core by the launcher
+    ({0, 1}, {0, 1}, {}, 2),
+    ({1}, None, {}, 1),  # the launcher has gone
+    ({0, 1, 2, 3}, {0, 1, 2, 3}, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "200000 100000"}, 2),
+])  # fmt: skip
+def test_what_ranks_may_use_as_one_of_them_can_tell(kernel, monkeypatch, mine, launchers, files, wanted):
+    def mask(pid):
+        if pid and launchers is None:
+            raise ProcessLookupError
+        return launchers if pid else mine
+
+    root = kernel(files)
+    monkeypatch.setattr(os, "sched_getaffinity", mask)
+    assert threads.launcher_cores(root) == wanted
+
+
 @pytest.mark.parametrize(
     ("files", "wanted"),
     [

@@ -210,4 +210,6 @@ def _show(summary: dict[str, Any], out: Path) -> None:
             click.echo(f"{number:>9} {variance:>12.5g} {share:>8.2%} {together:>9.2%}")
     if summary["components"] > 20:
         click.echo(f"... {summary['components']} in all, {together:.2%}")
+    for sentence in summary["too_many_ranks"]:
+        click.echo(sentence)
     click.echo(f"-> {out}")

@@ -79,6 +79,7 @@ class ShardedRows:
         self._dtype, self._features, self._targets = float_dtype(dtype), prod(source.shape), source.targets
         self._runs = read_runs(source, layout, self.shards, seed, self._dtype)
         self.rows = sum(len(run.x) for run in self._runs)
+        self.bytes = any(run.scale != 1 for run in self._runs)  # uint8, which batches have scaled
         self.train_rows = sum(layout.train_count(shard) for shard in self.shards)
         self.validation_rows = self.rows - self.train_rows
         self._buffer = self._new_buffer(layout.max_batch_rows(self.shards))

@@ -17,6 +17,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mpiddl.clock import now
+from mpiddl.decomposition.completion import completed
 from mpiddl.decomposition.covariance import NotFinite
 from mpiddl.decomposition.dense_rows import DenseRows
 from mpiddl.decomposition.file_rows import CHUNK_BYTES, FileRows, mapping
@@ -95,7 +96,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
              stream: bool = False) -> None:
         keep_freed()
         with connected(self.comm, os.environ) as link:
-            began, sent = now(), link.meter.bytes
+            began, sent, held_up = now(), link.meter.bytes, link.meter.seconds
             with _alike(link):
                 self._check_settings()
                 rows = self._own_rows(X, sample_weight, link.size, after is None)
@@ -116,12 +117,13 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                     raise DataError("Input X contains values too large to be squared: their variance is infinite") from None
                 except ConvergenceError as error:
                     assert isinstance(error.best, Result)
-                    self._take(error.best.first(self._wanted_of(error.best)) if stream else error.best, rows.dtype)
+                    self._take(self._part(error.best) if stream else error.best, rows.dtype)
                     raise
                 finally:
                     self.seconds_, self.n_bytes_ = now() - began, link.meter.bytes - sent
+                    self.communication_seconds_ = max(link.meter.seconds - held_up, 0.0)
         self._stream = result if stream else None
-        self._take(result.first(self._wanted_of(result)) if stream else result, rows.dtype)
+        self._take(self._part(result) if stream else result, rows.dtype)
 
     def transform(self, X: Any) -> np.ndarray:
         """Scores of rows, shape (n, n_components_), in the dtype of ``X``. Local."""
@@ -226,14 +228,17 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """As many components as are wanted."""
         n, total = _count(link, rows)
         least = min(n, rows.d)
-        wanted = self._wanted(n, rows.d)
+        wanted = self._wanted(counted(n, total), rows.d)
         self._check_total(total)
         settings: dict[str, Any] = {
             "solver": self.solver, "tol": self.tol, "center": self._center, "seed": seed, "vr": self._settings(),
             "most_passes": self.max_passes, "tell": tell,
         }  # fmt: skip
         if isinstance(wanted, int):
-            return solve(link, rows, wanted, **settings)
+            try:
+                return completed(solve(link, rows, min(wanted, least), **settings), wanted)
+            except ConvergenceError as error:
+                raise ConvergenceError(str(error), completed(error.best, wanted)) from None
         k = least if least <= GRAM_MOST or self.solver == "gram" else 16
         while True:
             result = solve(link, rows, k, **settings)
@@ -249,9 +254,10 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             rows = rows.take(np.arange(rows.n))
         assert isinstance(rows, DenseRows)
         n, total = _count(link, rows)
-        k = self._wanted(n + (after.n if after else 0), rows.d)
-        self._check_total(total + (after.total if after else 0.0))
-        if not isinstance(k, int) or (after is None and k > n):
+        all_n, all_total = (n + after.n, total + after.total) if after else (n, total)
+        k = self._wanted(counted(all_n, all_total), rows.d)
+        self._check_total(all_total)
+        if not isinstance(k, int) or (after is None and k > n and self.n_components is not None):
             raise UsageError(f"n_components: got {self.n_components!r}, expected a whole number for partial_fit, at "
                              "most the rows of the first batch")
         return merged(link, rows, after, k, self._center, solver=self.solver, tol=self.tol, seed=seed, vr=self._settings(),
@@ -260,12 +266,14 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _check_total(self, total: float) -> None:
         """Refuse weights that nothing can be said of."""
 
-    def _wanted_of(self, result: Result) -> int:
-        return min(int(self._wanted(result.n, self.n_features_in_)), len(result.values))
+    def _part(self, result: Result) -> Result:
+        """As many components as are wanted of all batches."""
+        wanted = int(self._wanted(counted(result.n, result.total), self.n_features_in_))
+        return completed(result.first(wanted), wanted)
 
     @abstractmethod
     def _wanted(self, n: int, d: int) -> int | float:
-        """Components wanted of ``n`` rows of ``d`` columns, or the share of variance."""
+        """Components wanted of ``n`` rows (`counted`) of ``d`` columns, or the share of variance."""
 
     @abstractmethod
     def _take(self, result: Result, dtype: np.dtype) -> None:
@@ -279,6 +287,17 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.solver_, self.why_ = result.choice
         self.n_passes_, self.n_rounds_ = result.effort.passes, result.effort.rounds
         self.history_ = result.history
+
+
+def counted(n: int, total: float) -> int:
+    """How many rows ``n`` rows of weight ``total`` stand for: a row of weight 3 for three, one of weight 0.5 for itself.
+
+    Examples
+    --------
+    >>> counted(9, 27.0), counted(9, 4.5)
+    (27, 9)
+    """
+    return max(n, int(total * (1 + 1e-9)))
 
 
 def variances_in(dtype: np.dtype, values: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.decomposition.estimator import Estimator, variances_in
+from mpiddl.decomposition.estimator import Estimator, counted, variances_in
 from mpiddl.decomposition.solve import Result
 from mpiddl.errors import UsageError
 
@@ -23,6 +23,7 @@ class PCA(Estimator):
     ----------
     n_components : int, float in (0, 1) or None
         Number of components. A float is the share of the variance that they explain. None means min(n, d) of all rows.
+        A row of weight 3 counts as three rows, a row of weight 0 as none.
     whiten : bool
         Divide each score by its standard deviation.
     solver : {"auto", "gram", "subsample", "vr", "vr-plain", "krylov"}
@@ -53,8 +54,9 @@ class PCA(Estimator):
     n_components_, n_features_in_, n_samples_ : int
         ``n_samples_`` counts the rows of all ranks.
     solver_, why_ : str
-    n_passes_, n_rounds_, n_bytes_, seconds_ : float, int, int, float
-        Passes over the data, rounds of communication, bytes that this rank sent, and seconds of `fit`.
+    n_passes_, n_rounds_, n_bytes_, seconds_, communication_seconds_ : float, int, int, float, float
+        Passes over the data, rounds of communication, bytes that this rank sent, seconds of `fit`, and how many of them were
+        communication and waiting.
     history_ : list of Moment
         After each pass: seconds, passes, rounds, estimated error, explained variance.
 
@@ -108,7 +110,8 @@ class PCA(Estimator):
 
     def _take(self, result: Result, dtype: np.dtype) -> None:
         self._remember(result, dtype)
-        unbiased, k, least = result.total / (result.total - 1), len(result.values), min(result.n, self.n_features_in_)
+        unbiased, k = result.total / (result.total - 1), len(result.values)
+        least = min(counted(result.n, result.total), self.n_features_in_)
         variance = result.variances.sum() * unbiased
         explained = result.values * unbiased
         self.mean_ = result.mean.astype(dtype)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import issparse
 
+from mpiddl import rank_count
 from mpiddl.data.matrix import Matrix, open_matrix
 from mpiddl.data.npy import open_npy
 from mpiddl.decomposition.estimator import fit_telling
@@ -37,6 +38,7 @@ from mpiddl.footprint import Peak
 from mpiddl.layout import block
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connected
+from mpiddl.warming import node
 
 CONTENTS = ("components.npy", "mean.npy", "scores.npy", "summary.json", "scree.png", "scores.png")
 CHUNK_BYTES = 1 << 26
@@ -178,6 +180,9 @@ def _summary(model: Any, matrix: Matrix, link: Any, failure: Exception | None, p
     names = ("explained_variance_", "explained_variance_ratio_", "singular_values_", "explained_variance_error_")
     found = {name.rstrip("_"): getattr(model, name).tolist() for name in names if hasattr(model, name)}
     sent, most = map(max, zip(*link.allgather((model.n_bytes_, peak)), strict=True))
+    held_up = link.allgather(model.communication_seconds_)
+    computing = [seconds - lost for seconds, lost in zip(link.allgather(model.seconds_), held_up, strict=True)]
+    crowded = rank_count.shared_cores(link.allgather(node(link)))
     return {
         "file": matrix.name, "rows": matrix.n, "columns": matrix.d, "shape": list(matrix.shape),
         "dtype": str(matrix.dtype),
@@ -186,7 +191,10 @@ def _summary(model: Any, matrix: Matrix, link: Any, failure: Exception | None, p
         "tol": model.tol,
         "converged": failure is None, "passes": model.n_passes_, "rounds": model.n_rounds_, "bytes_sent_by_a_rank": sent,
         "memory_of_a_rank": most,
-        "seconds": model.seconds_, **found, "history": [moment._asdict() for moment in model.history_],
+        "seconds": model.seconds_,
+        "per_rank": [{"compute": own, "communication": lost} for own, lost in zip(computing, held_up, strict=True)],
+        "too_many_ranks": [text for text in (crowded, rank_count.small_job(computing, held_up)) if text],
+        **found, "history": [moment._asdict() for moment in model.history_],
     }  # fmt: skip
 
 

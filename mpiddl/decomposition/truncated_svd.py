@@ -34,7 +34,8 @@ class TruncatedSVD(Estimator):
         In descending order.
     explained_variance_, explained_variance_ratio_ : ndarray, shape (n_components_,)
         Variances of the scores, and their shares of the total variance.
-    n_components_, n_features_in_, n_samples_, solver_, why_, n_passes_, n_rounds_, n_bytes_, seconds_, history_
+    n_components_, n_features_in_, n_samples_, solver_, why_, n_passes_, n_rounds_, n_bytes_, seconds_, communication_seconds_,
+    history_
         As in `PCA`.
 
     Communication

@@ -16,7 +16,7 @@ from pathlib import Path
 from mpiddl.errors import UsageError
 from mpiddl.testbed import links
 from mpiddl.testbed.hosts import SHARED, pid_file
-from mpiddl.testbed.keeper import PLAN_FILE
+from mpiddl.testbed.keeper import MODULE, PLAN_FILE
 from mpiddl.testbed.links import Link
 from mpiddl.testbed.plan import LOGIN, Plan, host_number
 from mpiddl.testbed.rights import TestbedError, with_tools
@@ -125,7 +125,7 @@ class Cluster:
 
 def keeper_command() -> list[str]:
     """Python running the keeper's module."""
-    return [sys.executable, "-m", "mpiddl.testbed.keeper"]
+    return [sys.executable, "-m", MODULE]
 
 
 def keeper_env(env: Mapping[str, str]) -> dict[str, str]:

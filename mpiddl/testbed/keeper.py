@@ -4,6 +4,9 @@ Everything is inside its namespaces: the login node, which is also the switch, a
 process of a pid namespace with its first, and takes down networks and mounts with their last process; so nothing
 can be left behind, in whatever way the keeper ends. A cluster for one run ends when the pipe that is the
 keeper's standard input is closed, which the kernel does even for a process killed by SIGKILL.
+
+Outside namespaces of its own it would mount over the machine's /proc and end every process of the machine. So it starts only
+as the first process of a pid namespace, with another mount namespace than the caller's.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from mpiddl.testbed.hosts import SHARED, TMPDIR, boot, own_run, tool
 from mpiddl.testbed.plan import LOGIN, SUBNET, Plan
 
 PLAN_FILE = "plan.json"
+MODULE = "mpiddl.testbed.keeper"
+_REMEDY = "expected to be started by `mpiddl testbed up` or `with mpiddl.testbed.Testbed(...)`, which make them"
 
 # on HOST COMMAND...: run it inside that host, in the folder we are in.
 _ON = f"""#!/bin/sh
@@ -45,8 +50,12 @@ exec {SHARED}/on "$host" /bin/sh -c "$*"
 def main(name: str) -> None:
     """Build the cluster asked for on standard input, say so in a line of JSON, and hold it."""
     real_pid = int(os.readlink("/proc/self"))  # before /proc is our own: as the machine counts
+    if os.getpid() != 1 or real_pid == 1:  # /proc of the same pid namespace: the first process of a container
+        sys.exit(f"testbed: the keeper has no pid namespace of its own: got process {os.getpid()}; {_REMEDY}")
     asked = json.loads(sys.stdin.readline())
-    plan = Plan(**asked)
+    if asked["outside"] == mount_namespace():
+        sys.exit(f"testbed: the keeper has the caller's mount namespace, {asked['outside']}; {_REMEDY}")
+    plan = Plan(**asked["plan"])
     try:
         _login(plan)
         boot(list(range(1, plan.hosts + 1)), plan)
@@ -56,6 +65,11 @@ def main(name: str) -> None:
     print(json.dumps(answer), flush=True)
     if "error" not in answer:
         _hold(plan, forever=bool(name))
+
+
+def mount_namespace() -> str:
+    """The name of this process's mount namespace: equal for processes that see the same mounts."""
+    return os.readlink("/proc/self/ns/mnt")
 
 
 def _login(plan: Plan) -> None:
@@ -114,6 +128,8 @@ def _clear(plan: Plan, since: float, folder: Path = Path("/tmp")) -> None:
 
 def boot_again(number: int) -> None:
     """Start a host that was killed: the same name and address, another boot id."""
+    if MODULE.encode() not in Path("/proc/1/cmdline").read_bytes().split(b"\0"):
+        sys.exit(f"testbed: host {number} can only be booted inside a cluster; expected `mpiddl testbed boot h{number}`")
     plan = Plan(**json.loads((SHARED / PLAN_FILE).read_text()))
     try:
         boot([number], plan)

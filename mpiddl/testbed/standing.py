@@ -15,6 +15,7 @@ from typing import Any
 
 from mpiddl.errors import UsageError
 from mpiddl.testbed.cluster import Cluster, keeper_command, keeper_env
+from mpiddl.testbed.keeper import mount_namespace
 from mpiddl.testbed.plan import Plan
 from mpiddl.testbed.rights import TestbedError, unshare_command
 
@@ -49,7 +50,7 @@ def bring_up(plan: Plan, name: str = "", env: Mapping[str, str] = os.environ) ->
 def _answer(process: subprocess.Popen[str], plan: Plan) -> dict[str, int]:
     """The keeper's word that the cluster stands."""
     assert process.stdin and process.stdout and process.stderr  # for mypy: all three are pipes
-    process.stdin.write(json.dumps(asdict(plan)) + "\n")
+    process.stdin.write(json.dumps({"plan": asdict(plan), "outside": mount_namespace()}) + "\n")
     process.stdin.flush()
     limit_s = _LIMIT_S + _LIMIT_PER_HOST_S * plan.hosts
     if not select.select([process.stdout], [], [], limit_s)[0]:

@@ -84,6 +84,11 @@ class Meter:
             del self.spans[: MOST_SPANS // 2]
         self.spans.append(Span(arrived, entered, left))
 
+    @property
+    def seconds(self) -> float:
+        """Spent in communication, waiting included, as far as spans are kept."""
+        return self.waiting + self.moving + sum(span.left - span.entered for span in self.spans)
+
     def sent(self, nbytes: int, messages: int = 1) -> None:
         self.bytes += int(nbytes)
         self.messages += messages

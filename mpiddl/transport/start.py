@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpiddl import launch
+from mpiddl import launch, threads
 from mpiddl.errors import CommError
 
 FABRICS = "/sys/class/infiniband"
@@ -53,13 +53,17 @@ def start_mpi(env: Mapping[str, str]) -> Any:
     if not MPI.Is_initialized():
         _refuse(launch.check(promise, None, version))
         _refuse(": ".join(environment_trouble(os.environ, version) or ()))
-        initialise(MPI)
+        initialise(MPI, promise)
     _refuse(launch.check(promise, MPI.COMM_WORLD.size, version))
     return MPI
 
 
-def initialise(MPI: Any) -> None:
-    """``MPI_Init_thread``."""
+def initialise(MPI: Any, promise: launch.Promise) -> None:
+    """``MPI_Init_thread``; Open MPI's settings for this machine and the ranks of ``promise``, unless the user has set them."""
+    if (promise.local_size or 1) > threads.launcher_cores():
+        # Open MPI does this itself only if the slots of its hosts are fewer than the ranks; MPICH always yields. A rank that
+        # waits without it keeps its core for a whole time slice, while the rank it waits for has none.
+        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     if not os.path.isdir(FABRICS):  # else Open MPI complains, at every window, that its one-sided layer found none
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
     with warnings.catch_warnings():
