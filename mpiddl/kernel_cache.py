@@ -23,7 +23,7 @@ from mpiddl.errors import OutputError, UsageError
 NOT_FOUND = "no locator available"
 """What numba's error says if it finds no folder."""
 
-REMEDY = "export NUMBA_CACHE_DIR=DIR with a folder that you may write"
+REMEDY = "export NUMBA_CACHE_DIR=DIR, a folder that you may write"
 
 
 def define(make: Callable[[], Any]) -> Any:
@@ -42,17 +42,33 @@ def define(make: Callable[[], Any]) -> Any:
         raise UsageError(f"NUMBA_DISABLE_JIT: got {config.DISABLE_JIT}, expected 0: Python cannot run the kernels of mpiddl, "
                          "which have to be compiled: unset NUMBA_DISABLE_JIT")  # fmt: skip
     try:
-        return make()
+        return _saved_if_possible(make())
     except RuntimeError as error:
         if NOT_FOUND not in str(error):
             raise
     usual, config.CACHE_DIR = config.CACHE_DIR, temporary_folder()
     try:
-        return make()
+        return _saved_if_possible(make())
     except RuntimeError as error:
         raise _no_folder(str(error)) from None
     finally:
         config.CACHE_DIR = usual
+
+
+def _saved_if_possible(kernel: Any) -> Any:
+    """The kernel, which a full disk or a quota does not keep from working: numba has it compiled before it saves it."""
+    saved = kernel._cache
+    save = saved.save_overload
+
+    def attempt(signature: Any, compiled: Any) -> None:
+        try:
+            save(signature, compiled)
+        except OSError as error:
+            _say_once(f"numba cache: compiled kernels cannot be saved in {saved.cache_path} ({error.strerror}), and are "
+                      f"compiled in each run: {REMEDY}")  # fmt: skip
+
+    saved.save_overload = attempt
+    return kernel
 
 
 def temporary_path() -> str:
@@ -62,7 +78,7 @@ def temporary_path() -> str:
 
 @cache
 def temporary_folder() -> str:
-    """The same, made if it is not there; rank 0 says so, once."""
+    """The same, made if it is not there; rank 0 says so."""
     try:
         path = temporary_path()
         with suppress(FileExistsError):
@@ -72,10 +88,15 @@ def temporary_folder() -> str:
         raise _no_folder(str(error)) from None
     if wrong:
         raise _no_folder(f"{path} {wrong}")
-    if not launch.promise(os.environ).rank:
-        print(f"mpiddl: numba found no folder for compiled kernels that it may write; they are kept in {path}. To choose "
-              f"another place: {REMEDY}", file=sys.stderr, flush=True)  # fmt: skip
+    _say_once(f"numba cache: got no folder that can be written; compiled kernels are kept in {path}: {REMEDY}")
     return path
+
+
+@cache
+def _say_once(text: str) -> None:
+    """On rank 0."""
+    if not launch.promise(os.environ).rank:
+        print(f"mpiddl: {text}", file=sys.stderr, flush=True)
 
 
 def _unsafe(path: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from mpiddl import kernel_cache
 from mpiddl.errors import OutputError
 
-SAYS = "mpiddl: numba found no folder for compiled kernels"
+SAYS = "mpiddl: numba cache: got no folder that can be written"
 TRAIN = ("mpiddl", "train", "--data", "digits", "--epochs", "1", "--hidden", "8")
 USES = {
     "train": "mpiddl.train('softmax', 'digits', epochs=1, quiet=True)",
@@ -142,16 +144,37 @@ def test_a_folder_that_another_user_could_write_is_not_taken(among, prepare, wor
 def test_numbas_own_setting_is_put_back(among):
     from numba.core import config
 
-    before, made = config.CACHE_DIR, []
+    before, made, kernel = config.CACHE_DIR, [], SimpleNamespace(_cache=SimpleNamespace(save_overload=None))
 
     def make():
         made.append(config.CACHE_DIR)
         if len(made) == 1:
             raise RuntimeError("cannot cache function 'f': no locator available for file 'f.py'")
-        return made
+        return kernel
 
-    assert kernel_cache.define(make) == [before, str(among)]
+    assert kernel_cache.define(make) is kernel
+    assert made == [before, str(among)]
     assert before == config.CACHE_DIR
+
+
+@pytest.mark.no_mpi
+def test_a_full_disk_leaves_kernels_that_work(monkeypatch, tmp_path, capfd):
+    from numba import njit
+    from numba.core import caching, config
+
+    def fails(*args):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(caching.IndexDataCacheFile, "save", fails)
+    twice = kernel_cache.define(lambda: njit(cache=True)(_twice))
+    assert (twice(2), twice(2.5)) == (4, 5.0)
+    said = capfd.readouterr().err
+    assert said.count("Disk quota exceeded") == said.count(str(tmp_path)) == said.count("export NUMBA_CACHE_DIR=") == 1
+
+
+def _twice(x):
+    return 2 * x
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
