@@ -135,6 +135,12 @@ def test_validation_rows_choose_and_test_rows_are_reported():
     assert (round(row["validation"]["value"]), round(row["accuracy"]["value"])) == (81, 99)
 
 
+def test_the_page_tells_the_order_of_simplicity():
+    text = (Path(__file__).parents[1] / "docs" / "compare.md").read_text()
+    (order,) = re.findall(r"The order of simplicity is: (.*?)\n\n", text, re.DOTALL)
+    assert re.findall(r"`([^`]+)`", order) == list(PLAIN)
+
+
 def test_what_stops_at_the_last_epoch_is_chosen_by_the_finished_model():
     """Not by its best validation."""
     grid = grid_of("two-step", "ring")
@@ -288,7 +294,7 @@ def test_the_picture_is_right_below_the_verdict(study):
 def test_columns_without_figures_are_hidden(study):
     made = study(grid_of("two-step", "local-sgd"), Told(lambda cell: outcome(hosts=[])))
     for file in (write_report(made, "")[1], write_report(made, "")[1].with_suffix(".md")):
-        text = file.read_text()
+        text = file.read_text().replace("\u00a0", " ")
         assert "distance, %" in text and not any(word in text for word in ("egress", "ingress", "staleness, ", "runs |"))
     alone = document.figures_table(rows(grid := grid_of("ring"), found_of(grid, noisy(1, 2, 3))), None,
                                    results(grid, []))  # fmt: skip

@@ -55,7 +55,8 @@ def _block(block: Block) -> str:
 
 
 def _table(table: Table) -> str:
-    lines = ["<tr>" + "".join(f"<th>{escape(head)}</th>" for head in table.heads) + "</tr>"]
+    heads = [head.replace(", ", ",\u00a0") for head in table.heads]  # a unit stays with its word
+    lines = ["<tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"]
     for number, row in enumerate(table.rows):
         kind = "marked" if number == table.marked else "flagged" if number in table.flagged else ""
         texts = row if table.words else [row[0], *map(_figure, row[1:])]
