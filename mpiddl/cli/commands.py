@@ -60,7 +60,7 @@ def _option(field: dataclasses.Field[Any]) -> Callable[[Callable[..., None]], Ca
 
 
 _own_model = click.option("--model", metavar="MODULE:CLASS[:key=value,...]",
-                          help="The model of your own that was trained; the network of mpiddl's is found without.")
+                          help="Model of your own, as it was named in training. Not needed for mpiddl's networks.")
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
