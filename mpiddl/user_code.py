@@ -89,7 +89,7 @@ def _attribute(argument: str, text: str, module: str, name: str) -> Any:
         if here not in sys.path:
             sys.path.insert(0, here)
         found = importlib.import_module(module)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything; a program without a main guard ends here
         remedy = f"expected a module in {os.curdir if isinstance(error, OSError) else here} or an installed one"
         if text.split(":")[0].endswith(".py"):
             remedy = f"expected the module's name without .py: {text.replace('.py:', ':', 1)}"
@@ -127,11 +127,11 @@ def _call(argument: str, text: str, make_it: Callable[..., Any], given: dict[str
         return make_it(**values)
     except MpiddlError as error:
         raise UsageError(f"{argument}: {text}: {error}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{argument}: {text} cannot be made ({_said(error)})") from None
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """The error in one line, and where in the user's code it comes from."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     where = f", {os.path.basename(frames[-1].filename)} line {frames[-1].lineno}" if frames[1:] else ""

@@ -242,6 +242,7 @@ WRONG = {
     "parameters of an object": (("--optimiser", "own_code:sgd:momentum=1"), "expected none: own_code:sgd is an object"),
     "an exception": (("--optimiser", "own_code:Broken"), "cannot be made (RuntimeError: no table found, own_code.py line 6"),
     "bad syntax": (("--model", "other_code:Net"), "whose module cannot be imported (SyntaxError"),
+    "a program": (("--model", "third_code:Net"), "whose module cannot be imported (SystemExit: no arguments"),
     "a value of ours": (("--optimiser", "mpiddl.optim:SGD:momentum=2"), "optimiser: mpiddl.optim:SGD:momentum=2: momentum: "),
     "a typo": (("--model", "mpl"), "expected one of mlp, softmax, or MODULE:CLASS; did you mean 'mlp'?"),
     "its own decay": (("--optimiser", "own_code:Plain", "--weight-decay", "0.1"), "or MODULE:CLASS:weight_decay=0.1"),
@@ -253,6 +254,7 @@ WRONG = {
 def test_a_mistake_is_one_message(folder, capsys, case, more):
     words, message = WRONG[case]
     (folder / "other_code.py").write_text("class Net(:\n")
+    (folder / "third_code.py").write_text("raise SystemExit('no arguments')\n")
     code = call(*TRAIN, *words, *more)
     done = Finished(code, *capsys.readouterr())
     expect(done, 2, message)

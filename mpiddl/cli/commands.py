@@ -74,7 +74,7 @@ def _sentence(text: str) -> str:
 
 
 _own_model = click.option("--model", metavar="MODULE:CLASS[:key=value,...]",
-                          help="Your own model, if the run trained one.")
+                          help="Model of your own, as it was named in training. Not needed for mpiddl's networks.")
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
