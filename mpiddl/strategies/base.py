@@ -225,7 +225,7 @@ class Strategy:
         return state
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        """Return the gradient for the local update. ``grad`` is this rank's sum over ``step.count`` samples; it may be changed."""
+        """Return the gradient for the local update. ``grad``, a sum over ``step.count`` samples, may be changed."""
         return Combined(grad, step.count, state)
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:

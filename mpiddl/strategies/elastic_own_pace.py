@@ -4,8 +4,8 @@ A rank sends its parameters w and continues. Rank 0 answers between two steps of
 alpha (w - c) and returns this difference. When the answer arrives, the rank moves by as much in the other direction.
 Laws: a completed exchange keeps the sum of the centre and all ranks' parameters; the model is the centre.
 Cost: V bytes and V back for each exchange, all through rank 0. Memory: 2 V; on rank 0, V for each asking rank.
-Source: EASGD, Zhang, Choromanska and LeCun, NIPS 2015, arXiv:1412.6651, algorithm 1 [departures: the rank with the centre trains
-as well; no rank waits for it; the difference refers to the parameters at the time of asking].
+Source: EASGD, Zhang, Choromanska and LeCun, NIPS 2015, arXiv:1412.6651, algorithm 1 [departures: the rank with the centre
+trains as well; no rank waits for it; the difference refers to the parameters at the time of asking].
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Gossip: each rank trains on its own rows, and every few steps averages its parameters with its neighbours in a graph.
 
 `mpiddl.strategies.graphs` defines the neighbours of each round, `mpiddl.strategies.exchange` the exchange. With ``symmetric``,
-pairs of ranks average. With ``pull`` and ``push``, each rank receives from one rank and sends to another one. The two differ only
-if some ranks skip a round (`mpiddl.strategies.gossip_adaptive`) or ranks are asynchronous (`mpiddl.strategies.own_pace`).
-Cost: per round, V bytes sent and V received by a rank, for any number of ranks (momentum=average: times 1 plus the number of the
-optimiser's moments); on the complete graph 2(P-1)/P V, or less with ``bits``. At the end, and every ``average`` steps, an all-reduce of V.
+pairs of ranks average. With ``pull`` and ``push``, each rank receives from one rank and sends to another one. The two differ
+only if some ranks skip a round (`mpiddl.strategies.gossip_adaptive`) or ranks are asynchronous (`mpiddl.strategies.own_pace`).
+Cost: per round, V bytes sent and V received by a rank, for any number of ranks (momentum=average: times 1 plus the number of
+the optimiser's moments); on the complete graph 2(P-1)/P V, or less with ``bits``. At the end, and every ``average`` steps, an
+all-reduce of V.
 Sources: gossiping SGD, Jin et al. 2016, arXiv:1611.04581, section 3; with doubly stochastic weights D-PSGD, Lian et al., NIPS
 2017, arXiv:1705.09056, algorithm 1 [interpretation: mixed after the update, not before it]; momentum that is mixed, Yu et
 al., ICML 2019, arXiv:1905.03817; slow momentum over gossip, Wang et al., ICLR 2020, arXiv:1910.00643 [interpretation: a step
 of it with each exchange]; periodic averages, Chen et al., ICML 2021, arXiv:2105.09080, algorithm 1.
-Laws: a round keeps the mean of the ranks' parameters; on the complete graph with period 1 it is their average by all-reduce, bit
-for bit.
+Laws: a round keeps the mean of the ranks' parameters; on the complete graph with period 1 it is their average by all-reduce,
+bit for bit.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Adaptive gossip: two ranks exchange when one of them has changed enough since its last exchange.
 
-The neighbours of a round first tell each other, in 8 bytes, whether they want an exchange. No rank waits for a message that does not
-come. The exchange takes place if one of the two wants it (``symmetric``), if the receiving rank wants it (``pull``), or if the
-sending rank wants it (``push``). With ``push`` each rank has a weight and sends half of it with its parameters, which keeps the
-weighted mean. `mpiddl.strategies.triggers` decides when a rank wants an exchange. On the complete graph all ranks exchange if one
-wants to.
+The neighbours of a round first tell each other, in 8 bytes, whether they want an exchange. No rank waits for a message that
+does not come. The exchange takes place if one of the two wants it (``symmetric``), if the receiving rank wants it (``pull``),
+or if the sending rank wants it (``push``). With ``push`` each rank has a weight and sends half of it with its parameters, which
+keeps the weighted mean. `mpiddl.strategies.triggers` decides when a rank wants an exchange. On the complete graph all ranks
+exchange if one wants to.
 Cost: per round, 8 bytes for each part and neighbour, and V if there is an exchange. Memory: V.
 Sources: Ho, Wu and Liu, CCGRID 2018 [interpretation: the trigger, its symmetry, and the partners]; a trigger for each tensor,
-EventGraD, Ghosh and Gupta, MLHPC 2020 [interpretation: without an exchange the neighbour is left out of the average; there its last
-known value is used]; weights sent with the parameters, Kempe et al., FOCS 2003, and Blot et al. 2016,
-arXiv:1611.09726 (GoSGD).
+EventGraD, Ghosh and Gupta, MLHPC 2020 [interpretation: without an exchange the neighbour is left out of the average; there its
+last known value is used]; weights sent with the parameters, Kempe et al., FOCS 2003, and Blot et al. 2016, arXiv:1611.09726
+(GoSGD).
 Laws: theta = 0 is `gossip`, bit for bit; a symmetric round keeps the mean, a push round the weighted mean.
 """
 

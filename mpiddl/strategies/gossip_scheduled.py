@@ -1,12 +1,13 @@
 """Scheduled gossip: frequent rounds at the start of a run, rare rounds at its end.
 
-T steps have ``share`` T rounds. The first t steps have the fraction 1 - (1 - t/T)^power of them. Power 1 is a fixed period. With
-power 2 the rate of rounds starts at twice the average and falls linearly to zero; with power 3 it starts at three times the average.
-If this gives more than one round per step, each of the first steps has one round, and the others follow the formula.
+T steps have ``share`` T rounds. The first t steps have the fraction 1 - (1 - t/T)^power of them. Power 1 is a fixed period.
+With power 2 the rate of rounds starts at twice the average and falls linearly to zero; with power 3 it starts at three times
+the average. If this gives more than one round per step, each of the first steps has one round, and the others follow the
+formula.
 Cost: as `mpiddl.strategies.gossip`, for a given share of the steps.
 Source: ours, as a reference for adaptive triggers, which produce similar schedules. A period that grows as the learning rate
-decays: Gu et al., ICLR 2024, arXiv:2310.14423 (with the inverse square). With a constant learning rate AdaComm shortens the period:
-Wang and Joshi, MLSys 2019, arXiv:1810.08313.
+decays: Gu et al., ICLR 2024, arXiv:2310.14423 (with the inverse square). With a constant learning rate AdaComm shortens the
+period: Wang and Joshi, MLSys 2019, arXiv:1810.08313.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mpiddl.strategies.gossip import Gossip
 
 @dataclass(frozen=True, repr=False)
 class GossipScheduled(Gossip):
-    """Gossip in a ``share`` of the steps (0 to 1), earlier with a higher ``power`` (1 or more). ``period`` is ignored."""
+    """Gossip in a ``share`` of the steps (0 to 1); a larger ``power`` (1 or more) makes it earlier. Ignores ``period``."""
 
     share: float = 0.08
     power: float = 2.0
@@ -32,7 +33,7 @@ class GossipScheduled(Gossip):
             raise UsageError(f"power: got {self.power}, expected 1 or more")
 
     def rounds(self, done: int, steps: int) -> int:
-        dense = max(self.share * self.power - 1, 0) / (self.power - 1) if self.power > 1 else 0.0  # fraction of steps with one round each
+        dense = max(self.share * self.power - 1, 0) / (self.power - 1) if self.power > 1 else 0.0  # with one round each
         if done <= dense * steps:
             return done
         part = 1 - ((1 - done / steps) / (1 - dense)) ** self.power

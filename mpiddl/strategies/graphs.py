@@ -1,7 +1,7 @@
 """Communication graphs of gossip: the mixing matrix of each round, and a rank's part of it.
 
-The matrix W of a round has shape (P, P). After the round the parameters of rank i are the sum of W[i, j] times those of rank j. Rows
-and columns add up to 1 (doubly stochastic), which keeps the mean. Over its rounds a graph connects all ranks.
+The matrix W of a round has shape (P, P). After the round the parameters of rank i are the sum of W[i, j] times those of rank j.
+Rows and columns add up to 1 (doubly stochastic), which keeps the mean. Over its rounds a graph connects all ranks.
 
 ==============  ==================================  =============================================
 graph           symmetric: pairs average            directed: rank i receives from
@@ -80,7 +80,7 @@ def weights(graph: Any, size: int, number: int, symmetric: bool = True, seed: in
     Parameters
     ----------
     graph : str or array_like
-        One of `GRAPHS`, or the matrices of successive rounds, repeated cyclically, shape (rounds, size, size) or (size, size).
+        One of `GRAPHS`, or matrices of shape (size, size) or (rounds, size, size); successive rounds use them cyclically.
     size, number : int
         Number of ranks, and number of the round.
     symmetric : bool
@@ -188,7 +188,7 @@ def rounds_of(graph: Any) -> np.ndarray:
     """Matrices of rounds, shape (rounds, size, size)."""
     try:
         rounds = np.asarray(graph)
-        if not np.can_cast(rounds.dtype, np.float64, "same_kind") and rounds.dtype != object:  # no complex numbers and no strings
+        if not np.can_cast(rounds.dtype, np.float64, "same_kind") and rounds.dtype != object:  # no complex, no strings
             raise TypeError
         rounds = rounds.astype(np.float64)
     except (TypeError, ValueError):

@@ -1,15 +1,16 @@
 """One-sided parameter server: the pushing rank applies the update rule itself, in shared memory.
 
 All ranks train. All ranks, or the last ``servers`` of them, also serve one contiguous shard of the parameters each; the shard
-lies in their memory. A worker with a gradient takes the lock of a shard, applies the rule to it (`mpiddl.strategies.shard`), and
-pulls the new shard. For a shard on another node, a thread of the serving rank does this (`mpiddl.strategies.remote`). Workers
-never wait for each other's computation. They wait only for a running update of the same shard, in the order of arrival. Rules
-and laws are those of `parameter_server`: with one worker the steps are those of the optimiser, bit for bit.
+lies in their memory. A worker with a gradient takes the lock of a shard, applies the rule to it (`mpiddl.strategies.shard`),
+and pulls the new shard. For a shard on another node, a thread of the serving rank does this (`mpiddl.strategies.remote`).
+Workers never wait for each other's computation. They wait only for a running update of the same shard, in the order of arrival.
+Rules and laws are those of `parameter_server`: with one worker the steps are those of the optimiser, bit for bit.
 
-Each push is first entered in a ledger (`mpiddl.strategies.ledger`), so that all shards receive the same pushes. At a meeting each
-rank pulls once more. All ranks then hold the same parameters, and the serving rank holds those of its shard.
+Each push is first entered in a ledger (`mpiddl.strategies.ledger`), so that all shards receive the same pushes. At a meeting
+each rank pulls once more. All ranks then hold the same parameters, and the serving rank holds those of its shard.
 
-Cost: per step of a worker on the shard's node, the memory traffic of the rule and one copy; between nodes, V bytes out and V back.
+Cost: per step of a worker on the shard's node, the memory traffic of the rule and one copy; between nodes, V bytes out and V
+back.
 Memory: the model and its moments once (the moments once per worker, if workers have their own), and each worker's copy.
 Source: downpour SGD, Dean et al., NIPS 2012, section 4.1; updates by the workers in shared memory, Recht et al., Hogwild!, NIPS
 2011. Departure: a shard is locked, so that no update is lost and no pull is torn.

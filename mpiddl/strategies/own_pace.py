@@ -1,9 +1,9 @@
 """Asynchronous gossip: ranks never wait for each other's computation.
 
-A rank that wants an exchange asks the next rank of its graph, sends its data and continues. It applies the answer after the step
-during which the answer arrives. The other rank answers between two steps of its own. A rank that has not answered yet is skipped,
-so that slow or absent ranks do not delay the others. A rank that has finished keeps answering requests until every rank has
-finished.
+A rank that wants an exchange asks the next rank of its graph, sends its data and continues. It applies the answer after the
+step during which the answer arrives. The other rank answers between two steps of its own. A rank that has not answered yet is
+skipped, so that slow or absent ranks do not delay the others. A rank that has finished keeps answering requests until every
+rank has finished.
 
 ===========  ===========  ========================  =======================================================
 direction    sent         answered                  change of the parameters
@@ -17,14 +17,15 @@ push         x_i, half    acknowledgement           x_j <- (w_j x_j + w x_i) / (
 k is 1 plus the number of other exchanges of the two ranks in flight, as far as each rank knows. Without this factor, late
 differences would add up: ranks would correct the same distance several times and drift apart.
 
-Laws: for any order of messages, a completed symmetric exchange keeps the mean, and a completed push the weighted mean. At a meeting
-of all ranks (`Step.meet`), no messages are in flight. After a rank has left for good, there are no more meetings.
+Laws: for any order of messages, a completed symmetric exchange keeps the mean, and a completed push the weighted mean. At a
+meeting of all ranks (`Step.meet`), no messages are in flight. After a rank has left for good, there are no more meetings.
 Cost: per exchange, V bytes and V back (symmetric), or V (pull, push); at a meeting and at the end, some empty messages and an
 all-reduce of V.
 Memory: V for each rank that is asked, on both sides while the exchange is in flight.
-Sources: AD-PSGD, Lian et al., ICML 2018, arXiv:1710.06952, algorithm 1 [departure: there the asking rank waits for the answer, and
-graphs are bipartite to avoid deadlocks; here it continues, and applies the difference that the exchange has made]; GoSGD, Blot et al. 2016, arXiv:1611.09726, for push; the weights of a symmetric exchange and of a pull, for
-any weights of the graph, are ours.
+Sources: AD-PSGD, Lian et al., ICML 2018, arXiv:1710.06952, algorithm 1 [departure: there the asking rank waits for the answer,
+and graphs are bipartite to avoid deadlocks; here it continues, and applies the difference that the exchange has made]; GoSGD,
+Blot et al. 2016, arXiv:1611.09726, for push; the weights of a symmetric exchange and of a pull, for any weights of the graph,
+are ours.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from mpiddl.strategies.mailbox import Letter, Mailbox
 from mpiddl.transport.base import Comm
 
 ASK, ANSWER, WEIGHT, HERE, ALL, NONE, DONE = range(1, 8)
-"""Tags. ASK and ANSWER: an exchange; WEIGHT: the weight of the asking rank. To rank 0: HERE, this rank waits for a meeting; from
-rank 0: ALL, all ranks meet; NONE, there is no meeting. To all: DONE, this rank makes no more requests."""
+"""Tags. ASK and ANSWER: an exchange; WEIGHT: the weight of the asking rank. To rank 0: HERE, this rank waits for a meeting;
+from rank 0: ALL, all ranks meet; NONE, there is no meeting. To all: DONE, this rank makes no more requests."""
 
 WHOLE = slice(None)
 
