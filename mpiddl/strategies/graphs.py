@@ -119,7 +119,7 @@ def _peers(graph: str, size: int, number: int, symmetric: bool, seed: int) -> np
         places = np.argsort(order)
         return order[places ^ 1] if graph == MATCHING else order[places - 1]
     if graph == RING and symmetric:
-        first = np.where((size % 2 == 1) & (ranks == size - 1), 2, ranks % 2)  # colours of the pairs (i, i + 1): neighbouring pairs differ
+        first = np.where((size % 2 == 1) & (ranks == size - 1), 2, ranks % 2)  # colours of pairs (i, i + 1)
         begins = (first == number % (2 + size % 2)) & (size > 1)
         return np.where(begins, (ranks + 1) % size, np.where(np.roll(begins, 1), ranks - 1, ranks)) % size
     step = 1 if graph == RING else 1 << number % max((size - 1).bit_length(), 1)
