@@ -122,7 +122,7 @@ class Trigger:
         state["at"][number] = index
 
     def calibrate(self, state: dict[str, Any], moved: np.ndarray, steps: int, left: int) -> None:
-        """Adapt thresholds after a round: ``moved`` (parts,) exchanges in it, ``left`` rounds left, ``steps`` steps in the run."""
+        """Adapt thresholds after a round: ``moved`` (parts,) exchanges in it, ``left`` more to come, ``steps`` in the run."""
         if not self.traffic:
             return
         state["moves"] += moved
