@@ -1,8 +1,8 @@
-"""Who owns what: rows to shards, shards to ranks, positions of an epoch to batches. Integers only.
+"""Distribution of rows to shards, shards to ranks, and rows of an epoch to batches. Integers only.
 
-Rows are cut into S contiguous *virtual shards*, whatever the number of ranks, and everything random or
-rounded (the validation split, the shuffling, the batches) is defined over shards. A rank merely holds a run
-of them, so the samples of a step are the same on 1 rank and on 24.
+Rows are divided into S contiguous *virtual shards*, for any number of ranks. Everything random or rounded (validation split,
+shuffling, batches) is defined per shard. A rank holds a contiguous range of shards, so the samples of a step are the same on 1
+rank and on 24.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ def shard_count(size: int, shards: int | None = None) -> int:
     size : int
         Number of ranks.
     shards : int, optional
-        The user's own number, kept as it is. By default 16 up to 16 ranks and above that the next multiple of
-        ``size``.
+        Number that the user asks for. The default is 16 for up to 16 ranks, and ``size`` above that.
 
     Raises
     ------
@@ -49,7 +48,7 @@ def shard_count(size: int, shards: int | None = None) -> int:
 
 
 def check_branches(shards: int, size: int) -> None:
-    """Refuse numbers with which a rank would not hold a whole branch of the binary tree over the shards.
+    """Raise a `PlacementError` unless each rank can hold a complete branch of the binary tree over the shards.
 
     Raises
     ------
@@ -94,15 +93,15 @@ def block(n: int, parts: int, part: int) -> range:
 
 
 def rank_shards(shards: int, size: int, rank: int) -> range:
-    """Return the contiguous run of shards that ``rank`` of ``size`` holds: none if there are too few.
+    """Return the contiguous range of shards that ``rank`` of ``size`` holds; empty if there are too few shards.
 
-    A checkpoint written with 16 shards may thus be resumed on 24 ranks, eight of which hold none.
+    A checkpoint written with 16 shards may be resumed on 24 ranks; eight of them then hold no shard.
     """
     return block(shards, size, rank)
 
 
 def check_batch(batch: int, train_rows: int) -> None:
-    """Refuse a global batch that the training rows cannot fill once.
+    """Raise a `UsageError` if the global batch is larger than the number of training rows.
 
     Raises
     ------
@@ -119,20 +118,19 @@ def check_batch(batch: int, train_rows: int) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """How ``rows`` rows are cut into shards, split for validation and walked in batches.
+    """Division of rows into shards, validation rows and batches.
 
-    Position g of an epoch belongs to shard g % S, at index g // S of that shard's permutation of the epoch.
-    So a batch holds exactly ``batch`` rows, but for a ragged last one, spread over the shards as evenly as
-    integers allow, and every training row is drawn once an epoch.
+    Position g of an epoch is index g // S in the permutation of shard g % S. Every batch has ``batch`` rows, except the last
+    one of an epoch, distributed evenly over the shards. Every training row is used once per epoch.
 
     Parameters
     ----------
     rows : int
-        Rows in all, N.
+        Number of rows, N.
     shards : int
-        Virtual shards, S (see `shard_count`).
+        Number of virtual shards, S (see `shard_count`).
     batch : int
-        Rows of a global batch, B.
+        Number of rows in a global batch, B.
     validation : float
         Fraction of the rows held back from training, in [0, 1); at least one row is left to train on.
 
@@ -164,17 +162,17 @@ class Layout:
 
     @cached_property
     def validation_rows(self) -> int:
-        """Rows held back from training, over all shards."""
+        """Number of validation rows, over all shards."""
         return min(round(self.validation * self.rows), self.rows - 1)
 
     @cached_property
     def train_rows(self) -> int:
-        """Rows drawn once an epoch, over all shards."""
+        """Number of training rows, over all shards."""
         return self.rows - self.validation_rows
 
     @property
     def steps_per_epoch(self) -> int:
-        """Global batches an epoch, the ragged last one included."""
+        """Number of global batches in an epoch, including a smaller last one."""
         return -(-self.train_rows // self.batch)
 
     def shard_rows(self, shard: int) -> range:
@@ -182,7 +180,7 @@ class Layout:
         return block(self.rows, self.shards, shard)
 
     def train_count(self, shard: int) -> int:
-        """Return how many rows of ``shard`` are trained on; the rest of its rows are for validation."""
+        """Return the number of training rows of ``shard``; its other rows are for validation."""
         return block_size(self.train_rows, self.shards, shard)
 
     def batch_rows(self, step: int) -> int:
@@ -190,13 +188,13 @@ class Layout:
         return min((step + 1) * self.batch, self.train_rows) - step * self.batch
 
     def step_range(self, step: int, shard: int) -> range:
-        """Return which indices of ``shard``'s permutation of the epoch the global batch of ``step`` takes."""
+        """Return the indices of ``shard``'s permutation that belong to the global batch of ``step``."""
         low = step * self.batch
         high = min(low + self.batch, self.train_rows)
         return range(block_size(low, self.shards, shard), block_size(high, self.shards, shard))
 
     def max_batch_rows(self, shards: Iterable[int]) -> int:
-        """Return the most rows that a holder of ``shards`` can meet in one batch: the size of its buffers."""
+        """Return the largest number of rows of ``shards`` in one batch: the size of the rank's buffers."""
         held = list(shards)
         fair = len(held) * -(-self.batch // self.shards)
         return min(fair, self.batch, sum(self.train_count(shard) for shard in held))
@@ -207,7 +205,7 @@ class Layout:
         Raises
         ------
         PlacementError
-            If a shard is outside 0..S-1 or named twice; on the ranks that were given it.
+            If a shard is outside 0..S-1 or given twice; on the ranks with this shard.
         """
         held = sorted(shards)
         if held and not 0 <= held[0] <= held[-1] < self.shards:

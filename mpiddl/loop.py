@@ -1,4 +1,4 @@
-"""The training loop. There is one; it knows no strategy by name, and in it only ``strategy.`` talks about the model."""
+"""The training loop, the same for all strategies. Inside it only the strategy communicates about the model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 @dataclass
 class State:
-    """What changes while a rank trains; everything a checkpoint has to hold.
+    """The changing state of a training rank; a checkpoint saves all of it.
 
-    index : loops done by this rank.
-    updates : optimiser updates its moments have seen.
-    params : the model's parameters, flat and by name.
-    moments : the optimiser's flat arrays.
-    strategy : the strategy's state.
-    apply, rate : a step of the optimiser on arrays of the strategy's own, and the learning rate (`Replica`).
-    begun : steps of the run that a checkpoint has brought with it.
+    index : number of finished loops of this rank.
+    updates : number of updates that the optimiser's moments have seen.
+    params : parameters of the model, flat and by name.
+    moments : flat arrays of the optimiser.
+    strategy : state of the strategy.
+    apply, rate : one update of the optimiser on given arrays, and the learning rate (see `Replica`).
+    begun : number of steps that a resumed run had done before.
     """
 
     index: int
@@ -49,7 +49,7 @@ class State:
 
 
 class Rows(Protocol):
-    """The rows a rank draws from, step by step (`mpiddl.data.ShardedRows`)."""
+    """The source of a rank's batches (`mpiddl.data.ShardedRows`)."""
 
     def batch(self, epoch: int, step: int) -> Arrays: ...
 
@@ -58,19 +58,19 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What stays the same on a rank: its part, its rows and the rules of the run.
+    """The constant part of a run on one rank.
 
-    placement : which shards it trains on, or whom it serves.
-    rows : draws the samples of a step.
-    batch_rows : size of the global batch at a step of an epoch.
-    steps_per_epoch : length of an epoch.
-    steps : where the run stops.
-    whole : steps of all its epochs, which ``steps`` may cut short.
-    schedule : learning rate as a function of the steps done.
-    clip : largest norm of the mean gradient, 0 for none.
-    by_shard : the gradient is made of each shard's rows apart.
-    meet : steps between two meetings of ranks that are not in lockstep, 0 for none.
-    leaves : before which of its steps this rank leaves for good; None: it stays.
+    placement : data shards that the rank trains on, or the number of workers it serves.
+    rows : source of the samples of a step.
+    batch_rows : size of the global batch as a function of the step within an epoch.
+    steps_per_epoch : number of steps in an epoch.
+    steps : number of steps after which the run stops.
+    whole : number of steps of all epochs; ``steps`` may be smaller.
+    schedule : learning rate as a function of the number of finished steps.
+    clip : largest norm of the mean gradient; 0: no limit.
+    by_shard : compute one gradient for each data shard.
+    meet : steps between two meetings of ranks that are not in lockstep; 0: no meetings.
+    leaves : step at which this rank drops out permanently, or None.
     """
 
     placement: Placement
@@ -86,9 +86,10 @@ class Plan:
     leaves: int | None = None
 
     def step(self, index: int) -> tuple[list[Arrays], Step]:
-        """The rows, in as many parts as gradients are to be made, and the figures of a rank's loop number ``index``.
+        """The batches and the `Step` of a rank's loop number ``index``: one batch, or one for each data shard with
+        ``by_shard``.
 
-        A rank that serves has no rows.
+        A serving rank has no batches.
         """
         if self.placement.serves:
             done = index / self.placement.serves
@@ -99,13 +100,13 @@ class Plan:
         return parts, Step(index, count, self.batch_rows(within), self.schedule(index), self.steps, self.meet)
 
     def over(self, index: int) -> bool:
-        """Whether this rank's own steps are done; a rank that has no end of its own is told by its strategy."""
+        """Whether this rank has finished its steps. Serving and ``endless`` ranks are stopped by their strategy instead."""
         if self.leaves is not None and index >= self.leaves:
             return True
         return not (self.placement.serves or self.placement.endless) and index >= self.steps
 
     def done(self, state: State) -> int:
-        """Steps of the run that this rank knows to be done: its own, or, where it has no end of its own, by the updates."""
+        """Finished steps of the run: this rank's own, or, for serving and ``endless`` ranks, computed from the updates."""
         if self.placement.serves or self.placement.endless:
             return state.updates // max(self.placement.serves, 1)
         return state.index
@@ -113,27 +114,27 @@ class Plan:
 
 def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan: Plan, state: State,
          after: Callable[[State, Step, Score, bool], bool], pace: Pace | None = None) -> None:
-    """Train until the plan is over, the strategy says stop, or ``after`` returns True.
+    """Train until the plan is finished, the strategy stops, or ``after`` returns True.
 
     Parameters
     ----------
     comm : Comm
-        The strategy's communicator; nothing else talks on it.
+        The strategy's communicator; nothing else uses it.
     model, optimiser, strategy
         See `mpiddl.models.base.Model`, `mpiddl.optim.Optimiser` and `mpiddl.strategies.base.Strategy`.
     plan : Plan
         This rank's part.
     state : State
-        Where to begin; changed in place.
+        Initial state; changed in place.
     after : callable
-        Called after each step with the state, the step, its score, and whether all ranks meet; measures, saves, and says
-        whether to end.
+        Called after each step with the state, the step, its score, and whether all ranks meet. It measures, saves checkpoints,
+        and returns whether to stop.
     pace : callable, optional
-        Called when a rank has computed a gradient: `mpiddl.conditions`.
+        Called after the computation of a gradient (`mpiddl.conditions`).
 
     Communication
     -------------
-    The strategy's, and whatever ``after`` does.
+    That of the strategy and of ``after``.
     """
     gradient = Gradient(comm, model, state.params, strategy)
     while not plan.over(state.index):
@@ -157,13 +158,13 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
 
 
 def update(optimiser: Optimiser, state: State, grad: np.ndarray, scale: float, rate: float, clip: float) -> None:
-    """One update with ``scale * grad``, whose norm is bounded by ``clip`` if that is above 0."""
+    """Make one update with ``scale * grad``. ``clip`` limits its norm if it is above 0."""
     applying(optimiser, clip)(state.params.flat, grad, state.moments, rate, scale, state.updates)
     state.updates += 1
 
 
 def applying(optimiser: Optimiser, clip: float) -> Callable[..., None]:
-    """``apply(params, grad, moments, rate, scale, step)``: a step with ``scale * grad``, of norm ``clip`` at most if not 0."""
+    """Return ``apply(params, grad, moments, rate, scale, step)``: an update with ``scale * grad``, clipped to norm ``clip``."""
 
     def apply(params: np.ndarray, grad: np.ndarray, moments: dict[str, np.ndarray], rate: float, scale: float,
               step: int) -> None:
@@ -175,11 +176,11 @@ def applying(optimiser: Optimiser, clip: float) -> Callable[..., None]:
 
 
 class Gradient:
-    """The gradient of a rank's rows into one flat buffer, each part handed to the strategy as soon as it is final.
+    """The gradient of a rank's rows, in one flat buffer. Each part goes to the strategy as soon as it is final.
 
-    Of rows that come in several parts, shard by shard, it is the sum in a binary tree over them, each taken alone: then the
-    tree of all shards has the same bits whoever holds which branch of it. The model is then asked in the same way for every
-    shard, and the strategy is handed the whole at the end. Cost: a buffer for each level of the tree, an addition a part.
+    With one batch per data shard, the gradients of the shards are summed in a binary tree. The tree over all shards then gives
+    the same bits for any distribution of its branches over ranks. The strategy receives the whole gradient at the end. Cost: a
+    buffer for each level of the tree, and one addition per shard.
     """
 
     def __init__(self, comm: Comm, model: Any, params: FlatBuffer, strategy: Strategy):
@@ -192,7 +193,7 @@ class Gradient:
         self._rows = -1
 
     def __call__(self, comm: Comm, state: State, parts: list[Arrays], step: Step) -> Score:
-        if not step.total:  # a rank that serves has no gradient of its own
+        if not step.total:  # a serving rank computes no gradient
             return Score(0.0, 0)
 
         def ready(part: slice) -> None:
@@ -206,7 +207,7 @@ class Gradient:
         return score
 
     def _tree(self, params: FlatBuffer, parts: list[Arrays]) -> Score:
-        """The sum over all parts: sums of equally many meet, like the carries of a binary counter; the rest, from the right."""
+        """Sum over all parts: sums of equal size are added, like carries in a binary counter; then the rest, from the right."""
         scores, held = [], 0
         if not parts:
             self.flat[:] = 0
@@ -222,7 +223,7 @@ class Gradient:
         return Score(sum(score.loss for score in scores), sum(found) if len(found) == len(scores) else None)
 
     def _of(self, params: FlatBuffer, rows: Arrays, into: FlatBuffer, ready: Callable[[slice], None] | None = None) -> Score:
-        """The gradient of some rows, and their score."""
+        """Compute the gradient of ``rows`` in ``into``. Returns their score."""
         x, y = rows
         options: dict[str, Any] = {"ready": ready} if "ready" in self._takes else {}
         if "work" in self._takes:

@@ -1,7 +1,7 @@
-"""What happens between steps: lines of metrics, validation, checkpoints, and the decision to end.
+"""Actions between steps: lines of metrics, validation, checkpoints, and the decision to stop.
 
-Ranks in lockstep decide together; where they are not, each rank writes its own lines and looks at its own clock, and
-nothing here communicates.
+Ranks in lockstep decide together. In asynchronous runs each rank writes its own lines and uses its own clock, without
+communication, except at meetings.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from mpiddl.strategies.base import Step, Strategy
 from mpiddl.transport.base import IN_PLACE, Comm
 
 DIVERGED = "training has diverged"
-"""In the words of an error for which the job is to blame, not the machine."""
+"""Text of errors that are caused by the settings of the job, not by the machine."""
 
-CHECK_S = 0.5  # how often ranks in lockstep ask each other for the time
+CHECK_S = 0.5  # seconds between two comparisons of the clocks of ranks in lockstep
 
 
 @dataclass
 class Watch:
     """Called by the loop after each step.
 
-    comm : apart from the strategy's communicator.
-    validation : gives this rank's validation rows in chunks; no rows at all means no validation.
-    checkpoints : folder to save in, or None.
+    comm : a communicator that the strategy does not use.
+    validation : returns this rank's validation rows in chunks; without any rows there is no validation.
+    checkpoints : folder for checkpoints, or None.
     about : JSON values for each checkpoint's manifest.
-    show : takes each line of metrics on every rank (the report shows them on rank 0).
+    show : called with each line of metrics, on every rank (the report prints on rank 0).
     """
 
     comm: Comm
@@ -78,7 +78,7 @@ class Watch:
                     self.save(state)
                 if not self.ended and self.job.max_bytes and self._spent(self.metrics.all_bytes()):
                     self.ended = self._why
-        if step.total and not self.ended and self._late(done):  # who serves goes on until nobody is left
+        if step.total and not self.ended and self._late(done):  # a serving rank continues until all workers have left
             self.ended = self._why
         return bool(self.ended)
 
@@ -86,9 +86,9 @@ class Watch:
         return bool(self.checkpoints) and done % (self.job.checkpoint_every or self.plan.steps_per_epoch) == 0
 
     def save(self, state: State, finished: bool = False) -> dict[str, Any]:
-        """Write a checkpoint of all ranks' states; returns its manifest. Collective.
+        """Write a checkpoint of all ranks' states. Returns its manifest. Collective.
 
-        After a strategy has ``finished`` its state has served: a run that is prolonged begins with a new one.
+        The state of a ``finished`` strategy is not saved: a run with more epochs starts with a new one.
         """
         assert self.checkpoints is not None
         with self.metrics.traffic.aside():
@@ -112,17 +112,17 @@ class Watch:
         )
 
     def consensus(self, state: State) -> FlatBuffer:
-        """The one model that the ranks stand for. Collective."""
+        """The common model of all ranks. Collective."""
         return consensus(self.comm, self.model, self.strategy, state)
 
     def _mean(self, array: np.ndarray) -> np.ndarray:
         return _mean(self.comm, array)
 
     def look_back(self, state: State) -> None:
-        """Validate the finished model if none of its last steps was looked at. Collective.
+        """Validate the final model if it has not been validated yet. Collective.
 
-        Ranks that ended each at its own pace have not met since; time or bytes may have been used up amid an epoch. What can
-        be resumed is not looked at then: it goes on as if it had not been cut.
+        This happens after asynchronous runs, and after a limit of time or bytes inside an epoch. A run that can be resumed is
+        not validated in the second case: it continues as if it had not been stopped.
         """
         amid = bool(self.ended) and not self.checkpoints and state.index % self.plan.steps_per_epoch > 0
         if amid or not self.strategy.lockstep:
@@ -130,7 +130,7 @@ class Watch:
                 self._validated(state, finished=True)
 
     def _validated(self, state: State, finished: bool = False) -> bool:
-        """Measure on the validation rows; True if the target is reached. Collective."""
+        """Evaluate on the validation rows. Returns True if the target accuracy is reached. Collective."""
         if not self.job.validation:
             return False
         elapsed, aside = self.metrics.elapsed_s, self.metrics.aside_s
@@ -138,7 +138,7 @@ class Watch:
             model = state.params if finished else self.consensus(state)
             found = evaluate_rows(self.comm, self.model, model, self.validation())
             distance = None if finished else finite(self._distance(state, model))
-            step = max(self.comm.allgather(self.plan.done(state)))  # of the run: a rank that is slow has done fewer
+            step = max(self.comm.allgather(self.plan.done(state)))  # of the run: a slow rank has done fewer steps
             sent = self.metrics.all_bytes()
         if not found.count:
             return False
@@ -157,7 +157,7 @@ class Watch:
         return bool(self.job.target_accuracy) and (found.accuracy or 0.0) >= self.job.target_accuracy
 
     def _distance(self, state: State, model: FlatBuffer) -> float:
-        """How far the ranks that train are from ``model``, in the quadratic mean, by the norm of it. Collective."""
+        """Root mean square distance of the training ranks from ``model``, divided by its norm. Collective."""
         if self.strategy.replicated and not self.strategy.guesses:
             return 0.0
         trains = not self.plan.placement.serves
@@ -168,7 +168,7 @@ class Watch:
         return float(np.sqrt(sums[0] / max(sums[1], 1.0))) / norm if norm else 0.0
 
     def _late(self, done: int) -> bool:
-        """Whether time or bytes are used up. In lockstep all ranks ask at the same steps, about every half second."""
+        """Whether the limit of time or bytes is reached. Ranks in lockstep check at the same steps, about every half second."""
         limit_s, limit_bytes = self.job.max_seconds, self.job.max_bytes
         elapsed, steps = self.metrics.session_s, max(self.metrics.session_steps, 1)
         if not self.strategy.lockstep:
@@ -180,7 +180,7 @@ class Watch:
         sent = self.metrics.earlier_bytes + sum(theirs[1] for theirs in everyone)
         pause = CHECK_S * steps / max(latest, 1e-9)
         if limit_bytes and sent:
-            pause = min(pause, (limit_bytes - sent) / (2 * sent) * done)  # half of what is left
+            pause = min(pause, (limit_bytes - sent) / (2 * sent) * done)  # half of the remaining bytes
         self._check_at = done + max(1, int(pause))
         return self._timed_out(latest) or self._spent(sent)
 
@@ -197,7 +197,7 @@ class Watch:
         return True
 
     def check_replicas(self, state: State) -> None:
-        """Raise a `MismatchError` on every rank if ranks that should hold the same bits do not. Collective."""
+        """Raise a `MismatchError` on every rank if replicated parameters differ between ranks. Collective."""
         if not self.strategy.replicated:
             return
         mine = zlib.crc32(self.consensus(state).flat.data)
@@ -214,11 +214,10 @@ class Watch:
 
 
 def consensus(comm: Comm, model: Any, strategy: Strategy, state: State) -> FlatBuffer:
-    """The one model that the ranks stand for: what their strategy says, else theirs if they share it, else the mean.
+    """The common model of all ranks: the strategy's, or the replicated parameters, or the mean of all parameters.
 
-    Communication
-    -------------
-    Collective over ``comm``, which is apart from the strategy's: the strategy's, or an all-reduce of the parameters.
+    Communication ------------- Collective over ``comm``, which the strategy's steps do not use: that of `Strategy.model`, or an
+    all-reduce of the parameters.
     """
     told = strategy.model(comm, state.strategy, state.params.flat)
     if told is None:

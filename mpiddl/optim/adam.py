@@ -1,4 +1,4 @@
-"""Adam, and AdamW, which decays the weights apart from the gradient.
+"""Adam, and AdamW with decoupled weight decay.
 
     g = scale * grad [+ weight_decay * p: Adam]     m = beta1 m + (1 - beta1) g     s = beta2 s + (1 - beta2) g^2
     p = [(1 - rate * weight_decay): AdamW] p - rate * m / (1 - beta1^t) / (sqrt(s / (1 - beta2^t)) + eps)
@@ -29,12 +29,12 @@ from mpiddl.optim.base import Moments, matching, number
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam; weight decay is an L2 penalty that passes through the moments.
+    """Adam. Weight decay is an L2 penalty added to the gradient.
 
     Parameters
     ----------
     beta1, beta2
-        How much of the mean gradient and of the mean square is kept, each in [0, 1).
+        Decay of the mean gradient and of the mean square, each in [0, 1).
     eps
         Added to the root of the mean square, >= 0.
     weight_decay
@@ -78,7 +78,7 @@ class Adam:
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay: the weights shrink by ``rate * weight_decay`` apart from the gradient.
+    """Adam with decoupled weight decay: each step multiplies the weights by ``1 - rate * weight_decay``.
 
     Parameters and errors are those of `Adam`.
     """

@@ -1,4 +1,4 @@
-"""What an optimiser is: two pure functions over flat arrays, after the manner of optax."""
+"""The optimiser interface: two pure functions over flat arrays, similar to optax."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ Moments = dict[str, np.ndarray]
 
 
 class Optimiser(Protocol):
-    """A frozen dataclass that says how parameters follow gradients; all of its state is in `moments`."""
+    """An update rule for parameters. All of its state is in `moments`."""
 
     def init(self, n: int, dtype: DTypeLike) -> Moments:
-        """Fresh moments for `n` parameters: flat zeroed arrays of that dtype, possibly none at all."""
+        """Return the moments for `n` parameters: flat arrays of zeros with this dtype, or an empty dict."""
         ...
 
     def update(
         self, params: np.ndarray, grad: np.ndarray, moments: Moments, rate: float, scale: float = 1.0, step: int = 0
     ) -> None:
-        """Move `params` along the gradient, in place.
+        """Update `params` in place.
 
         Parameters
         ----------
         params, grad : ndarray, shape (n,), float32 or float64
-            Contiguous; any slice of the flat buffers will do if `moments` holds the same slice.
+            Contiguous. May be any slice of the flat buffers; `moments` then holds the same slice.
         moments
-            As `init` made them; overwritten.
+            The arrays made by `init`; overwritten.
         rate
             The learning rate of this step.
         scale
-            The gradient used is ``scale * grad``: one over the number of rows that were summed.
+            The update uses ``scale * grad``. `grad` is a sum over rows; `scale` is 1 / (number of rows).
         step
-            How many updates these moments have already seen: 0 at the first one.
+            Number of updates that these moments have already seen: 0 at the first one.
         """
         ...
 
 
 def number(argument: str, value: float, *, low: float = 0.0, below: float = float("inf")) -> None:
-    """Refuse `value` unless it is a finite number with low <= value < below."""
+    """Raise a `UsageError` unless `value` is a finite number with low <= value < below."""
     if isinstance(value, (int, float, np.integer, np.floating)) and isfinite(value) and low <= value < below:
         return
     wanted = f"a number >= {low:g}" + (f" and < {below:g}" if isfinite(below) else "")
@@ -50,7 +50,7 @@ def number(argument: str, value: float, *, low: float = 0.0, below: float = floa
 
 
 def matching(params: np.ndarray, grad: np.ndarray, *moments: np.ndarray) -> None:
-    """Refuse arrays that are not all flat, contiguous, of one size and one dtype."""
+    """Raise a `ShapeError` unless all arrays have the shape and dtype of `params`."""
     for name, array in [("grad", grad), *((f"moments[{i}]", moment) for i, moment in enumerate(moments))]:
         if array.shape != params.shape or array.dtype != params.dtype:
             raise ShapeError(

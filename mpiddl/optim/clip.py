@@ -1,4 +1,4 @@
-"""Clipping by the global norm, without touching the gradient: the optimiser's scale carries the factor."""
+"""Clipping by the global norm. The gradient is not changed: the factor goes into the optimiser's scale."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mpiddl.errors import UsageError
 
 
 def clip_norm(grad: np.ndarray, scale: float, max_norm: float) -> tuple[float, float]:
-    """The scale that keeps the gradient ``scale * grad`` within `max_norm`, and its norm before clipping.
+    """Return a scale that limits the norm of ``scale * grad`` to `max_norm`, and the norm before clipping.
 
     Parameters
     ----------
     grad : ndarray, shape (n,), float32 or float64
-        The flat gradient; read once, not changed. Squares are summed in float64 and always in the same order.
+        The flat gradient; not changed. Squares are summed in float64, always in the same order.
     scale
         As for `Optimiser.update`.
     max_norm
@@ -25,7 +25,7 @@ def clip_norm(grad: np.ndarray, scale: float, max_norm: float) -> tuple[float, f
     Returns
     -------
     scale, norm : float
-        Hand the first to ``update``. The factor is ``max_norm / (norm + 1e-6)`` when that is below one, as in
+        Pass the first to ``update``. The factor is ``max_norm / (norm + 1e-6)`` when that is below one, as in
         ``torch.nn.utils.clip_grad_norm_``.
 
     Raises

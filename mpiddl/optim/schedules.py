@@ -1,6 +1,6 @@
-"""Learning rates as pure functions of the step, each with an optional linear warm-up.
+"""Learning-rate schedules: functions of the step, each with an optional linear warm-up.
 
-A schedule is called with the number of steps done (0 at the first; fractions are welcome) and gives the rate. During
+A schedule takes the number of finished steps (0 at the first one; fractions are allowed) and returns the learning rate. During
 the first `warmup` steps its value is multiplied by (step + 1) / warmup.
 """
 
@@ -15,7 +15,7 @@ from mpiddl.optim.base import number
 
 @dataclass(frozen=True)
 class Constant:
-    """The same rate for ever.
+    """A constant learning rate.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Step:
-    """The rate times `factor` for every `every` steps done.
+    """The learning rate is multiplied by `factor` after every `every` steps.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Step:
     every
         Steps between two drops, > 0.
     factor
-        What the rate is multiplied by at a drop, >= 0.
+        Factor of each drop, >= 0.
 
     Examples
     --------
@@ -89,7 +89,7 @@ class Cosine:
     steps
         Length of the run, warm-up included; > warmup.
     final
-        The rate at the end, >= 0.
+        Learning rate at the end, >= 0.
 
     References
     ----------
@@ -124,7 +124,7 @@ Schedule = Constant | Step | Cosine
 
 
 def linear_scaling(rate: float, batch: int, reference: int) -> float:
-    """The rate for a global batch of `batch` rows, given the one that suits `reference` rows: proportional to it.
+    """Scale the learning rate `rate` for `reference` rows to a global batch of `batch` rows, in proportion.
 
     References
     ----------

@@ -7,10 +7,9 @@
 Weight decay is coupled (an L2 penalty); there is no dampening. The rule is that of ``torch.optim.SGD``. Cost: one pass
 over the flat arrays, 3 reads and 2 writes per parameter (2 and 1 without momentum).
 
-References
-----------
-I. Sutskever, J. Martens, G. Dahl, G. Hinton, On the importance of initialization and momentum in deep learning,
-ICML 2013, equations 1-4; the velocity here is theirs divided by -rate, so that a change of the rate acts at once.
+References ---------- I. Sutskever, J. Martens, G. Dahl, G. Hinton, On the importance of initialization and momentum in deep
+learning, ICML 2013, equations 1-4; the velocity here is theirs divided by -rate, so that a change of the learning rate takes
+effect at once.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ class SGD:
     Parameters
     ----------
     momentum
-        How much of the last velocity is kept, in [0, 1).
+        Factor of the last velocity, in [0, 1).
     nesterov
-        Look ahead along the velocity (Nesterov); needs momentum.
+        Use Nesterov momentum; needs momentum above 0.
     weight_decay
         Weight of the L2 penalty weight_decay/2 * ||p||^2, >= 0.
 
     Raises
     ------
     UsageError
-        If a value is outside its range, or `nesterov` comes without momentum.
+        If a value is outside its range, or `nesterov` is set without momentum.
     """
 
     momentum: float = 0.0

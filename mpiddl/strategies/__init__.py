@@ -1,6 +1,6 @@
-"""How ranks agree: one strategy a file, found by name.
+"""Strategies: what ranks exchange during training, and when. One strategy per file, with a registry of names.
 
-A name may carry its parameters: ``"local-sgd:period=4"``. In Python a strategy object serves as well, a user's own included.
+A name may be followed by parameters: ``"local-sgd:period=4"``. Python programs may also pass a strategy object.
 """
 
 from __future__ import annotations
@@ -96,19 +96,18 @@ __all__ = [
 
 
 def make_strategy(spec: str | Strategy) -> Strategy:
-    """The strategy that ``spec`` names.
+    """Return the strategy for ``spec``.
 
     Parameters
     ----------
     spec : str or Strategy
-        ``NAME`` or ``NAME:key=value,key=value``; ``module:Class`` or ``module:Class:key=value``, a user's own; or an object
-        that is a strategy already.
+        ``NAME``, ``NAME:key=value,key=value``, ``module:Class`` or ``module:Class:key=value`` for a user's own, or a strategy
+        object, which is returned.
 
     Raises
     ------
     UsageError
-        On every rank: an unknown name or key, a value that cannot be read as the key's type, or a class that cannot be found or
-        made.
+        On every rank: an unknown name or key, a value of the wrong type, or a class that cannot be found or created.
 
     Examples
     --------
@@ -133,19 +132,19 @@ def _named(spec: str) -> Any:
 
 
 def reproducible(strategy: Strategy) -> Strategy:
-    """What takes the steps of ``strategy`` with the same bits on any number of ranks.
+    """Return a strategy that takes the steps of ``strategy`` with the same bits on any number of ranks.
 
     Raises
     ------
     UsageError
-        On every rank: the strategy does more, or other things, than to sum gradients.
+        On every rank: the strategy does something else than sum gradients.
 
     Examples
     --------
     >>> reproducible(AllReduce())
     Tree()
     """
-    if not vars(type(strategy)).get("sums_gradients"):  # not inherited: what is derived from one may do more
+    if not vars(type(strategy)).get("sums_gradients"):  # not inherited: a derived class may do more
         names = ", ".join(name for name, known in NAMES.items() if known.sums_gradients)
         raise UsageError(
             f"reproducible: got strategy {describe(strategy)}, expected one that sums gradients in every step and does nothing "
@@ -155,7 +154,7 @@ def reproducible(strategy: Strategy) -> Strategy:
 
 
 def _parameters(name: str, tail: str) -> dict[str, object]:
-    """``key=value,key=value`` read by the types of the strategy's fields."""
+    """Read ``key=value,key=value`` with the types of the strategy's fields."""
     fields = {f.name: f for f in dataclasses.fields(NAMES[name])}  # type: ignore[arg-type]
     values: dict[str, object] = {}
     for item in filter(None, tail.split(",")):

@@ -1,13 +1,13 @@
-"""Where the parameters will be when a gradient arrives that is late, as far as a rank can tell.
+"""Prediction of the parameters while sums of gradients are in flight.
 
-Between them and what is known stand the steps whose gradients are still on their way to all ranks. This rank has its own part
-of each: it takes these steps with that in the place of the mean. What it computes there is late by nothing but the difference
-of its own gradients and the mean, which is noise where rows are well mixed, and adds up to zero over the ranks where their
-batches are of equal size. Alone it is late by nothing.
-Source: a rank's own gradient in the place of the mean until that arrives, Zhou et al. 2020, arXiv:2006.00441 (DaSGD), there
-with parameters that are averaged late. Interpretation: the optimiser itself takes the steps, on a copy of its moments, so that
-any one will do; what is guessed is never kept.
-Cost: nothing is sent; an update of the parameters for each step on the way.
+The updates of these sums are still unknown, but a rank knows its own part of each sum. It makes provisional updates with its
+own gradients in place of the means. The error is the difference between the rank's own gradients and the means. This is noise
+if the rows are well mixed, and it adds up to zero over the ranks if their batches have the same size. On one rank there is no
+error.
+Source: a rank's own gradient in place of the mean until that arrives, Zhou et al. 2020, arXiv:2006.00441 (DaSGD), there with
+late averages of parameters. Interpretation: the optimiser makes the provisional updates, on a copy of its moments, so that any
+optimiser works; provisional updates are always discarded.
+Cost: no communication; one update of the parameters for each sum in flight.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from mpiddl.transport.base import Comm
 
 
 class Ahead:
-    """Moves parameters ahead; keeps the memory that this takes."""
+    """Makes provisional updates; holds the memory for them."""
 
     def __init__(self) -> None:
         self._moments: dict[str, np.ndarray] = {}
         self.freed = False
 
     def __call__(self, replica: Replica, gradients: Iterable[tuple[np.ndarray, int]], rate: float) -> None:
-        """Move ``replica.params`` by updates at that rate with sums of gradients, each of so many samples; the moments stay as
-        they are."""
+        """Update ``replica.params`` with sums of gradients, each with its number of samples, at learning rate ``rate``. The
+        moments of the replica do not change."""
         for name, moment in replica.moments.items():
             if name not in self._moments:
                 self._moments[name] = np.empty_like(moment)
@@ -43,5 +43,5 @@ class Ahead:
 
 
 def ahead(comm: Comm, size: int, dtype: np.dtype) -> Ahead:
-    """The one of ``comm``; made at the first call."""
+    """The `Ahead` of ``comm``; created at the first call."""
     return comm.kept(("ahead", size, dtype), Ahead)

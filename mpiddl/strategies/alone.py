@@ -1,4 +1,4 @@
-"""One rank, no communication: what every other strategy is compared with.
+"""One rank without communication: the reference for all other strategies.
 
 Cost: nothing. Source: Robbins & Monro 1951, doi:10.1214/aoms/1177729586.
 """
@@ -13,7 +13,7 @@ from mpiddl.strategies.base import Strategy
 
 @dataclass(frozen=True)
 class Alone(Strategy):
-    """The identity in every function."""
+    """Train on one rank without communication."""
 
     sums_gradients = True
 

@@ -1,6 +1,6 @@
-"""Asynchronous SGD: the optimiser's step with every gradient as it comes, whatever its delay.
+"""Asynchronous SGD: the optimiser's step with every gradient in order of arrival, for any delay.
 
-With the optimiser `sgd` it is w <- w - eta g; with `momentum` all workers move one velocity. Cost: `parameter_server`.
+With the optimiser `sgd` it is w <- w - eta g; with `momentum` all workers share one velocity. Cost: as `parameter_server`.
 Source: Dean et al., NIPS 2012, section 4.1 (downpour SGD, a push and a pull a step).
 """
 
@@ -13,4 +13,4 @@ from mpiddl.strategies.parameter_server import ParameterServer
 
 @dataclass(frozen=True)
 class ASGD(ParameterServer):
-    """No correction, no damping."""
+    """Parameter server that applies gradients without correction or damping."""

@@ -1,12 +1,12 @@
-"""Synchronous SGD whose communication is chosen for the user, and hidden behind the backward pass where that pays.
+"""Synchronous SGD with automatic choice of the all-reduce, overlapped with the backward pass where that helps.
 
-The gradient is cut into buckets in the order in which the backward pass makes it, the last layer first. The all-reduce
-of a bucket starts when the bucket is complete, a progress thread moves it on while the rest is computed, and `combine`
-waits for what is left. Where nothing can be gained (`mpiddl.strategies.choice`) the whole is summed afterwards. The step is
-that of `allreduce`, to rounding.
+The gradient is divided into buckets in the order of the backward pass, the last layer first. The all-reduce of a bucket starts
+when the bucket is complete. A progress thread advances it during the rest of the backward pass, and `combine` waits for the
+end. Where overlap gains nothing (`mpiddl.strategies.choice`), the gradient is summed afterwards. The step is that of
+`allreduce`, to rounding.
 
-Cost a step: 2 (N-1)/N V sent by a node, N nodes; of the time, what the dependency graph does not allow to hide
-(`mpiddl.overlap`). A run's first steps but one go without overlap, to measure what there is to hide.
+Cost per step: 2 (N-1)/N V sent by a node, N nodes; the time that the dependency graph does not allow to hide
+(`mpiddl.overlap`). The second to fourth step of a run have no overlap, to measure how much time can be hidden.
 Sources: buckets as in Li et al. 2020, doi:10.14778/3415478.3415530; the sum as `mpiddl.collectives.buckets`.
 """
 
@@ -31,7 +31,7 @@ from mpiddl.tuning.rule import LIBRARY
 
 @dataclass(frozen=True)
 class Auto(Strategy):
-    """Sum the gradients over all ranks in every step; ``bucket_bytes`` 0: as the machine asks for it."""
+    """Sum the gradients over all ranks in every step. ``bucket_bytes=0``: automatic choice."""
 
     bucket_bytes: int = 0
     sums_gradients = True
@@ -53,7 +53,7 @@ class Auto(Strategy):
         if way.choice.algorithm != "buckets":
             return state
         begin, end = state.get("bucket", (part.stop, part.stop))
-        if part.stop != begin:  # not the next one backwards: what there is goes its way
+        if part.stop != begin:  # not adjacent: close the current bucket
             way.bucket(begin, end)
             end = part.stop
         full = (end - part.start) * grad.itemsize >= way.choice.bucket_bytes
@@ -71,7 +71,7 @@ class Auto(Strategy):
             allreduce(comm, IN_PLACE, grad, algorithm=algorithm)
         if way.sum is None:
             return Combined(grad, step.total, state)
-        if grad is not way.sum.input:  # a strategy before this one has made it
+        if grad is not way.sum.input:  # made by a previous strategy of a chain
             way.sum.input[:] = grad
             state = {}
         if isinstance(way.sum, TwoStep):
@@ -90,15 +90,15 @@ class Auto(Strategy):
         return {"sums": f"{way.choice.algorithm}: {way.choice.why}", "overlap": way.hidden.summary()}
 
     def _way(self, comm: Comm, size: int, dtype: np.dtype) -> Way:
-        """Made once, collectively; it lives as long as ``comm``."""
+        """Created once, collectively; freed with ``comm``."""
         return comm.kept((self, size, dtype), lambda: Way(comm, size, dtype, self.bucket_bytes))
 
 
 class Way:
-    """What the sums of one gradient need: chosen, set up, measured; freed with its communicator.
+    """The all-reduce of one gradient: choice, buffers and measurements; freed with its communicator.
 
-    sum : what adds up; None where nothing does, or arrays that lie anywhere serve.
-    trouble : why no thread moves communication on, or nothing.
+    sum : the reduction; None if there is none, or if it works on arrays in any memory.
+    trouble : the reason why there is no progress thread, or "".
     """
 
     def __init__(self, comm: Comm, size: int, dtype: np.dtype, bucket_bytes: int):
@@ -123,12 +123,12 @@ class Way:
                 self._send()
 
     def move_on(self) -> None:
-        """Between two parts of the backward pass: where no thread does it, what is under way goes on now."""
+        """Called between two parts of the backward pass: advances communication if there is no progress thread."""
         if self.trouble:
             go_on(self._comm, list(self._comm.started))
 
     def wait(self) -> np.ndarray:
-        """The gradient is complete: until its sum is."""
+        """Called when the gradient is complete. Waits for the sum and returns it."""
         assert isinstance(self.sum, Buckets)
         self.hidden.computed()
         self._mover.rest()
@@ -146,7 +146,7 @@ class Way:
         self._later.clear()
 
     def stop(self) -> None:
-        """End the thread; the next bucket would start another."""
+        """Stop the progress thread. The next bucket starts a new one."""
         self._mover.stop()
 
     def Free(self) -> None:

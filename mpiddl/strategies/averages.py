@@ -1,4 +1,4 @@
-"""Averages of all ranks' parameters: at once, or started now and applied some steps later."""
+"""Averages of all ranks' parameters, applied at once or some steps after their start."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mpiddl.transport.base import IN_PLACE, Comm
 
 @dataclass(frozen=True)
 class Averages:
-    """Every ``period`` steps an average is started; ``delay`` steps later the replica takes what the others have changed.
+    """Every ``period`` steps an average is started. ``delay`` steps later it is applied.
 
-    A state is a dict; in it ``average`` is what is on its way, with ``given``, this rank's part, and ``at``, its step.
+    The state is a dict: ``average`` is the sum in flight, ``given`` this rank's part of it, ``at`` the step of its start.
     """
 
     period: int
@@ -34,12 +34,12 @@ class Averages:
         return (step.index + 1) % self.period == 0
 
     def move_on(self, comm: Comm, array: np.ndarray) -> None:
-        """Between two parts of a gradient: where no thread moves averages on."""
+        """Called between two parts of a gradient: advances averages if there is no progress thread."""
         if self.delay:
             self._late(comm, array).move_on()
 
     def mix(self, comm: Comm, state: dict[str, Any], replica: Replica, step: Step) -> dict[str, Any]:
-        """Apply what is due, start what is; returns the state."""
+        """Apply and start averages that are due. Returns the state."""
         if "average" in state and step.index + 1 >= state["at"] + self.delay:
             state = self._apply(comm, state, replica)
         if self.due(step) and self.delay:
@@ -51,7 +51,7 @@ class Averages:
         return state
 
     def finish(self, comm: Comm, state: dict[str, Any], replica: Replica) -> None:
-        """Apply what is still on its way."""
+        """Apply the average in flight."""
         if "average" in state:
             self._apply(comm, state, replica)
         if self.delay:
@@ -69,7 +69,7 @@ class Averages:
 
 
 def average(comm: Comm, array: np.ndarray) -> None:
-    """``array`` becomes the mean of all ranks'."""
+    """Replace ``array`` by its mean over all ranks."""
     if comm.size > 1:
         comm.Allreduce(IN_PLACE, array)
         array *= 1 / comm.size

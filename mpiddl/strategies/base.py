@@ -1,30 +1,32 @@
-"""The strategy interface: how ranks agree on one model.
+"""The strategy interface: what ranks exchange during training, and when.
 
-A strategy is eight functions, all optional; what is not written is the identity. Two more, `note` and `figures`, say
-something about it to the user, `resolve` lets one choose another by the ranks that there are, and `warm` compiles its kernels.
+A strategy overrides some of these eight functions. The default of each one changes nothing.
 
-    placement   which shards a rank trains on
-    memory      where the gradient is made, if a collective wants to find it there
+    placement   the data shards of a rank
+    memory      an array for the gradient, if a collective needs it at a certain place
     init        the strategy's state before the first step
-    start       a part of the gradient is final: its exchange may begin while the rest is computed
-    combine     the gradients of a step, before the local update
-    mix         the parameters, after it
-    model       the one model that ranks stand for whose parameters differ
-    finish      the end: every rank leaves with the model it believes in
+    start       a part of the gradient is final: its exchange may begin during the backward pass
+    combine     exchange gradients, before the local update
+    mix         exchange parameters, after the local update
+    model       the one model of all ranks, where their parameters differ
+    finish      the end of the run: leave the final model in the parameters
 
-State is a value: a nest of dicts, lists, numbers, arrays and `Pending` results, passed in and returned. Whatever is in it
-is saved in a checkpoint and restored, results in flight included; a strategy writes no code for that.
+Four more: `note` and `figures` report to the user, `resolve` may select another strategy for the ranks at hand, and `warm`
+compiles kernels.
+
+The state is a value, passed in and returned: dicts, lists, numbers, arrays and `Pending` results (operations in flight).
+Checkpoints save and restore all of it; a strategy needs no code for that.
 
 The loop (`mpiddl.loop`) calls, for each step::
 
-    score = model.gradient(...)              calling  state = start(comm, state, grad, part, step)  on the way
+    score = model.gradient(...)              which calls  state = start(comm, state, grad, part, step)  for each part
     combined = combine(comm, state, grad, replica, step)
     if combined.count: the optimiser's update with combined.grad / combined.count
     state = mix(comm, combined.state, replica, step)
 
-A rank that owns the update but no data is written the same way: its `placement` says how many clients it ``serves``,
-its `combine` receives a gradient, its `mix` answers with the parameters, and ``stop`` in what `combine` returns ends its
-loop, whatever the steps of the others.
+A serving rank, which makes updates but has no data, uses the same functions. Its `placement` gives the number of workers that
+it ``serves``, its `combine` receives a gradient, and its `mix` sends the parameters. `Combined.stop` ends the loop of this rank
+alone.
 """
 
 from __future__ import annotations
@@ -43,12 +45,12 @@ from mpiddl.transport.base import Comm, Request
 
 
 class Placement(NamedTuple):
-    """What a rank does.
+    """The role of a rank.
 
-    shards : the shards it trains on, each from 0 to the number of shards - 1.
-    serves : 0 for a rank that trains. A rank that serves has no end of its own: it loops until `combine` says stop, and
-        ``serves`` loops in which something was applied count as one step of the learning-rate schedule.
-    endless : a rank that trains has no end of its own, either.
+    shards : data shards that the rank trains on, each from 0 to the number of shards - 1.
+    serves : number of workers that the rank serves; 0 for a rank that trains. A serving rank loops until `combine` returns
+        ``stop``. For the learning-rate schedule, ``serves`` applied updates count as one step.
+    endless : a training rank also loops until `combine` returns ``stop``.
     """
 
     shards: Sequence[int]
@@ -58,14 +60,14 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where the loop stands; the counts are what a gradient sum has to be divided by to be a mean.
+    """The current step. A sum of gradients divided by the number of its samples is the mean.
 
-    index : steps this rank has done before this one.
+    index : number of steps that this rank has finished.
     count : samples in this rank's own gradient.
     total : samples in the global batch, over all ranks.
-    rate : the learning rate of the step.
-    steps : of the whole run.
-    meet : how many are between two meetings of all ranks, for validation and checkpoints; 0: there are none.
+    rate : learning rate of this step.
+    steps : number of steps of the whole run.
+    meet : steps between two meetings of all ranks, for validation and checkpoints; 0: no meetings.
     """
 
     index: int
@@ -81,13 +83,25 @@ def _nobody(*args: Any) -> Any:
 
 
 class Replica:
-    """What a rank trains: the flat parameters and the optimiser's flat moments, to be changed in place.
+    """The flat parameters and the optimiser's flat moments of a rank. Change them in place.
 
-    ``replica.params += x`` and ``replica.params[:] = x`` change them; ``replica.params = x`` would not, and is refused.
-    ``replica.apply(params, grad, moments, rate, scale, step)`` takes a step of the run's optimiser on any such arrays, the
-    gradient being clipped as the run wants it. ``replica.rate(steps)`` is the learning rate after so many steps of the run,
-    ``replica.begun`` how many steps a run that is continued had taken before, ``replica.updates`` how many updates its moments
-    have seen, ``replica.tensors`` where each array of the model lies in the parameters.
+    ``replica.params += x`` and ``replica.params[:] = x`` change the parameters; ``replica.params = x`` raises an error.
+
+    Attributes
+    ----------
+    params : ndarray, shape (n,)
+    moments : dict of str to ndarray, shape (n,)
+    apply : callable
+        ``apply(params, grad, moments, rate, scale, step)`` makes one update with the run's optimiser on arrays of this form. It
+        clips the gradient if the run asks for it.
+    rate : callable
+        ``rate(steps)`` is the learning rate after that many steps of the run.
+    begun : int
+        Steps that a resumed run had done before.
+    updates : int
+        Updates that the moments have seen.
+    tensors : sequence of slice
+        The part of the parameters that each array of the model occupies.
     """
 
     __slots__ = ("_params", "apply", "begun", "moments", "rate", "tensors", "updates")
@@ -110,15 +124,14 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """What `combine` makes of a gradient.
+    """The result of `combine`.
 
-    grad : the sum of per-sample gradients that the local update takes, shape (n,). It may be read-only: in memory that
-        several ranks read.
-    count : how many samples it sums; 0 means no local update in this step.
+    grad : sum of per-sample gradients for the local update, shape (n,). It may be read-only memory shared by several ranks.
+    count : number of samples in the sum; 0: no local update in this step.
     state : the strategy's new state.
-    stop : this rank has done its last step (its `mix` is not called again, its `finish` is).
-    updates : what the strategy has applied itself.
-    meet : all ranks are told so after the same exchange: now they may communicate between steps, though not in lockstep.
+    stop : this rank has finished its last step. `finish` is still called, `mix` is not.
+    updates : number of updates that the strategy has made itself.
+    meet : all ranks are at a meeting: they may communicate between steps although they do not step together.
     """
 
     grad: np.ndarray
@@ -130,9 +143,9 @@ class Combined:
 
 
 class Pending:
-    """An array that a started operation is still writing; `wait` returns it once it is complete.
+    """An array that an operation in flight is still writing. `wait` returns it when it is complete.
 
-    A checkpoint waits for every `Pending` in a state and saves the array; restored, it is complete from the start.
+    A checkpoint completes every `Pending` in a state and saves the array. A restored `Pending` is complete.
     """
 
     def __init__(self, array: np.ndarray, request: Request | None = None):
@@ -146,17 +159,19 @@ class Pending:
 
 
 class Strategy:
-    """The identity in every function; see the module's text for when each is called.
+    """Base class of all strategies. Every function has a default that changes nothing.
 
-    replicated : after `mix` the parameters, or what `model` says, and the moments are the same bits on every rank (checked at
-        each checkpoint).
-    guesses : between steps parameters are a guess at what is not known yet, which nobody else may change.
-    lockstep : all ranks take the same steps together, so that the loop may communicate between steps (validation,
-        checkpoints, time limits) without holding anybody up.
-    sums_gradients : every step applies the sum of all ranks' gradients and nothing else is exchanged, so that any other
-        strategy that says this takes the same steps, to rounding. Said by each class for itself.
-    by_shard : the gradient of a rank is wanted as the sum, in a binary tree, of one gradient for each of its shards.
-    optimisers : the names of those it goes with; none: any.
+    The description of the module says when each function is called.
+
+    replicated : after `mix`, the moments and the parameters (or the result of `model`) are the same bits on every rank. Each
+        checkpoint verifies this.
+    guesses : between steps the parameters are provisional; no other strategy may change them.
+    lockstep : all ranks take their steps together. The loop may then communicate between steps (validation, checkpoints, time
+        limits).
+    sums_gradients : every step applies the sum of all ranks' gradients, and nothing else is exchanged. All strategies with this
+        attribute take the same steps, to rounding. Not inherited.
+    by_shard : the gradient of a rank is the sum, in a binary tree, of one gradient for each of its shards.
+    optimisers : names of the optimisers that the strategy works with; empty: all.
     """
 
     replicated: bool = True
@@ -170,8 +185,9 @@ class Strategy:
         return f"{type(self).__qualname__}()"
 
     def resolve(self, comm: Comm) -> tuple[Strategy, str]:
-        """The strategy that runs on these ranks, the same on all: this one, unless it has a choice to make; and what the user
-        should know about that, or nothing. Called once, before anything but `check`. Collective.
+        """Return the strategy to run on these ranks, by default this one, and a sentence for the user or "".
+
+        The result is the same on every rank. Called once, after `check` and before all other functions. Collective.
         """
         return self, ""
 
@@ -179,58 +195,58 @@ class Strategy:
         """Raise a `UsageError` if the strategy cannot run on ``size`` ranks."""
 
     def placement(self, shards: int, rank: int, size: int) -> Placement:
-        """What ``rank`` of ``size`` does; by default a contiguous run of the ``shards`` virtual shards."""
+        """Return the role of ``rank``. The default is a contiguous range of the ``shards`` virtual shards."""
         return Placement(rank_shards(shards, size, rank))
 
     def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
-        """Where the gradient shall be made: an array of shape ``(size,)`` and ``dtype``, or None for memory of the rank's own.
+        """Return an array for the gradient, shape ``(size,)`` and ``dtype``, or None for memory of the rank's own.
 
         Called on every rank, before the first step.
         """
         return None
 
     def warm(self, size: int, dtype: np.dtype) -> None:
-        """Compile, or load from the cache, the kernels that this strategy calls itself on ``size`` ranks; it does not talk."""
+        """Compile the kernels that this strategy calls on ``size`` ranks, or load them from the cache. No communication."""
 
     def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
-        """What the user should know before a run with gradients of ``size`` elements: a sentence, or nothing. Collective."""
+        """Return a sentence for the user before a run with gradients of ``size`` elements, or "". Collective."""
         return ""
 
     def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
-        """What the summary of a run says about its communication: plain values. This rank's; it does not talk."""
+        """Return this rank's entries for the summary of the run, as plain values. No communication."""
         return {}
 
     def init(self, comm: Comm, replica: Replica) -> Any:
-        """State before the first step. Called on every rank with the same parameters."""
+        """Return the state before the first step. Called on every rank with the same parameters."""
         return {}
 
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
-        """``grad[part]`` is final. Called once for each part, in the same order on every rank; returns the state."""
+        """Called when ``grad[part]`` is final, once for each part and in the same order on every rank. Returns the state."""
         return state
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        """What the local update takes. ``grad`` is this rank's sum over ``step.count`` samples and may be overwritten."""
+        """Return the gradient for the local update. ``grad``, a sum over ``step.count`` samples, may be changed."""
         return Combined(grad, step.count, state)
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
-        """Exchange parameters after the update, in place; returns the state."""
+        """Exchange parameters after the update, in place. Returns the state."""
         return state
 
     def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray | None:
-        """The one model that ranks stand for, ``params`` being this one's; None: the mean of theirs. Collective."""
+        """Return the one model of all ranks; None: the mean of their parameters. ``params`` are this rank's. Collective."""
         return None
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
-        """Leave in ``replica.params`` the model this rank believes in. Called once, after the last step."""
+        """Leave the final model in ``replica.params``. Called once, after the last step."""
 
 
 def describe(thing: Any) -> str:
-    """What a strategy or optimiser is called in messages and checkpoints: the same text in every process."""
+    """Return the text for a strategy or optimiser in messages and checkpoints, the same in every process."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))
 
 
 def check_numbers(thing: Any) -> None:
-    """Raise a `UsageError` where a field of a dataclass whose default is a number holds something else."""
+    """Raise a `UsageError` if a field of a dataclass has a number as its default but holds something else."""
     for field in fields(thing):
         value, kind = getattr(thing, field.name), type(field.default)
         if kind in (int, float) and not isinstance(value, Integral if kind is int else Real):
@@ -238,6 +254,6 @@ def check_numbers(thing: Any) -> None:
 
 
 def brief(thing: Any, *always: str) -> str:
-    """``Name(field=value)`` of a dataclass: the fields that are ``always`` told, and those that are not as usual."""
+    """``Name(field=value)`` of a dataclass: the fields in ``always``, and those that differ from their default."""
     told = [field.name for field in fields(thing) if field.name in always or getattr(thing, field.name) != field.default]
     return f"{type(thing).__name__}({', '.join(f'{name}={getattr(thing, name)!r}' for name in told)})"

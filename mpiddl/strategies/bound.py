@@ -1,13 +1,13 @@
-"""Bounded staleness: which workers of a parameter server may begin another step, and which are held up.
+"""Staleness bounds: which workers of a parameter server may begin another step, and which must wait.
 
-A worker's clock is the number of its pushes that have been applied. Whoever has pushed gets an answer, the parameters as they
-are then, once the slowest is no more than ``bound`` steps behind. So what a worker computes with at clock c holds everybody's
-updates up to clock c - ``bound``, and its delay is (2 bound + 1)(workers - 1) at most. With bound 0 all compute each step on
-the same parameters. Who has left for good holds up nobody.
+The clock of a worker is the number of its applied pushes. A pushing worker gets its answer, the current parameters, when the
+slowest worker is at most ``bound`` steps behind it. The parameters at clock c therefore contain all workers' updates up to
+clock c - ``bound``, and no delay exceeds (2 bound + 1)(workers - 1). With bound 0 all workers compute each step at the same
+parameters. A worker that has left for good is not waited for.
 
-Cost: nothing is sent for it; answers wait.
-Source: Ho et al., NIPS 2013, section 2 (SSP). Departures: the parameters are pulled anew in every step, there is no cache that
-may serve an older clock; where all have to meet, no worker begins a step that the bound does not ask for.
+Cost: no messages; answers are postponed.
+Source: Ho et al., NIPS 2013, section 2 (SSP). Departures: the parameters are pulled in every step, there is no cache with older
+clocks; before a meeting, no worker begins a step that the bound does not require.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from collections.abc import Collection, Sequence
 
 
 def going(clocks: Sequence[int], held: Sequence[int], left: Collection[int], bound: int, due: bool = False) -> list[int]:
-    """Those of the workers ``held`` that go on, in this order.
+    """Return the workers of ``held`` that may continue, in this order.
 
     Parameters
     ----------
     clocks : sequence of int
-        Steps that each worker has done.
+        Number of finished steps of each worker.
     held : sequence of int
         Workers that wait for an answer.
     left : collection of int
-        Workers that make no more steps.
+        Workers that have left the run.
     bound : int
-        Steps that a worker may be ahead.
+        Steps that a worker may be ahead of the slowest one.
     due : bool
-        All shall meet as soon as they can: then only those go on that would be too far behind the others after it.
+        A meeting is due: only workers that would otherwise be too far behind continue.
 
     Examples
     --------
@@ -45,5 +45,5 @@ def going(clocks: Sequence[int], held: Sequence[int], left: Collection[int], bou
     free = [worker for worker in held if clocks[worker] - slowest <= bound]
     if not due:
         return free
-    highest = max(clocks[worker] + (worker not in held) for worker in active)  # who computes will push once more
+    highest = max(clocks[worker] + (worker not in held) for worker in active)  # a computing worker will push once more
     return [worker for worker in free if clocks[worker] < highest - bound]

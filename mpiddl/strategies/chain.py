@@ -1,4 +1,4 @@
-"""Several strategies as one: each takes what the one before it made of the gradient, then of the parameters."""
+"""Composition of strategies: each one processes the gradient, and then the parameters, left by the one before it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Chain(Strategy):
     def resolve(self, comm: Comm) -> tuple[Strategy, str]:
         found = [member.resolve(comm) for member in self.members]
         for strategy, _ in found:
-            if not strategy.lockstep:  # others would wait for ranks that wait for it, or take its messages
+            if not strategy.lockstep:  # other strategies would deadlock with it, or receive its messages
                 raise UsageError(f"chain: got {describe(strategy)}, whose ranks go each at its own pace, beside others; "
                                  "expected it alone")
         return Chain(*(strategy for strategy, _ in found)), "; ".join(filter(None, (said for _, said in found)))
@@ -62,7 +62,7 @@ class Chain(Strategy):
         return [member.init(comm, replica) for member in self.members]
 
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
-        first = self.members[0].start(comm, state[0], grad, part, step)  # the others see the gradient when it is combined
+        first = self.members[0].start(comm, state[0], grad, part, step)  # the other members see the gradient in `combine`
         return [first, *state[1:]]
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:

@@ -1,6 +1,6 @@
-"""Which all-reduce `auto` takes for a gradient, and in what buckets: the one place where that is decided.
+"""The choice of `auto`: the all-reduce for a gradient, and the size of its buckets.
 
-What a table of ``mpiddl tune`` says of this place counts for sums after the backward pass.
+For sums after the backward pass, a table of ``mpiddl tune`` for this machine takes precedence.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ BUCKET_BYTES = 2 << 20
 """Smaller buckets start earlier and leave less at the end; larger ones cost fewer rounds. See docs/overlap.md."""
 
 WORTH_BYTES = 1 << 20
-"""A gradient below this is over in the time in which a thread is woken up."""
+"""A smaller gradient is summed in less time than a thread needs to wake up."""
 
 SHORT_BYTES = 16 * 1024
-"""Up to here rounds count more than bytes."""
+"""Up to this size the number of rounds matters more than the number of bytes."""
 
 
 class Choice(NamedTuple):
@@ -36,7 +36,7 @@ class Choice(NamedTuple):
 
 
 def choose(comm: Any, nbytes: int) -> Choice:
-    """What to do with a gradient of ``nbytes`` on the ranks of ``comm``; the same on every rank.
+    """Return the choice for a gradient of ``nbytes`` on the ranks of ``comm``, the same on every rank.
 
     Communication
     -------------

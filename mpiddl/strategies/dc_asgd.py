@@ -1,9 +1,9 @@
-"""Delay-compensated asynchronous SGD: a late gradient is corrected by how far the parameters have moved meanwhile.
+"""Delay-compensated asynchronous SGD: a late gradient is corrected for the change of the parameters since the pull.
 
 g <- g + lambda g * g * (w - w_pulled), elementwise, then the optimiser's step. ``dc-asgd-c``: lambda is ``strength``.
-``dc-asgd-a``: lambda = strength / sqrt(s + 1e-7), s <- decay s + (1 - decay) g * g, for each worker. The source takes the
-optimiser `sgd`; ``dc-asgd-momentum`` is the first with one velocity for all workers, v <- mu v + g [interpretation].
-Cost: `parameter_server`; for ``dc-asgd-a`` another copy of a server's shard for each worker.
+``dc-asgd-a``: lambda = strength / sqrt(s + 1e-7), s <- decay s + (1 - decay) g * g, for each worker. The source uses
+plain SGD; ``dc-asgd-momentum`` is ``dc-asgd-c`` with one velocity for all workers, v <- mu v + g [interpretation].
+Cost: as `parameter_server`; for ``dc-asgd-a`` another copy of a server's shard for each worker.
 Source: Zheng et al., ICML 2017, arXiv:1609.08326, algorithms 1 and 2. Law: with strength 0 it is `asgd`.
 """
 
@@ -24,7 +24,7 @@ EPS = 1e-7
 
 @dataclass(frozen=True)
 class DCASGD(ParameterServer):
-    """Compensation of constant strength."""
+    """Compensation with constant ``strength``."""
 
     strength: float = 0.04
 
@@ -40,14 +40,14 @@ class DCASGD(ParameterServer):
 
 @dataclass(frozen=True)
 class DCASGDMomentum(DCASGD):
-    """The same, for optimisers with momentum."""
+    """Compensation with constant ``strength``, for optimisers with momentum."""
 
     optimisers = ("momentum", "nesterov")
 
 
 @dataclass(frozen=True)
 class DCASGDAdaptive(DCASGD):
-    """Compensation in proportion to the inverse root of the mean square of a worker's gradients."""
+    """Compensation with ``strength`` divided by the root mean square of a worker's gradients."""
 
     strength: float = 2.0
     decay: float = 0.95

@@ -1,17 +1,18 @@
-"""DDC-ASGD, dynamic delay compensation: each push's own delay, and each parameter's curvature, set how far it is trusted.
+"""DDC-ASGD, dynamic delay compensation: a late gradient is damped by its delay and by the curvature of each parameter.
 
-    t = max(tau, W - 1)                           W workers: the first pushes come with delays of 0, 1, 2, ...
-    z <- decay z + (1 - decay) g g,  h = z / (1 - decay^pushes)       of all workers' gradients
+    t = max(tau, W - 1)                           tau: delay; W workers: the first pushes have delays of 0, 1, 2, ...
+    z <- decay z + (1 - decay) g g,  h = z / (1 - decay^pushes)       over all workers' gradients
     c = (g + strength n h (w - w_pulled)) / sqrt(1 + (damping a eta n t h)^2),  a = sqrt(1 + growth (W - 1))
     v_m <- mu v_m + a c,  w <- w - eta (a c + mu v_m)
 
-n is the number of parameters of the model, v_m worker m's own velocity: Nesterov's momentum looks ahead as in `dana`. n h
-stands for the curvature, as the mean of g g does in `dc-asgd-a`: a step a eta overshoots where a eta times the curvature times
-the delay passes a constant, and there, only there, a late gradient is damped. The compensation is damped with it, so that it
-changes w by less than strength / damping |w - w_pulled| / t. What damping takes, the growth of the rate with the number of
-workers gives back: one rate serves 1 and 32 workers. At small rates nothing is damped, and what is left is `dana`, compensated.
+n is the number of parameters of the model, and v_m the velocity of worker m (Nesterov momentum, as in `dana`). n h estimates
+the curvature, as the mean of g g does in `dc-asgd-a`. A step of size a eta overshoots if a eta times the curvature times the
+delay exceeds a constant. Only in this case a late gradient is damped. The compensation is damped as well, so that it changes w
+by less than strength / damping |w - w_pulled| / t. The learning rate grows with the number of workers, which balances the
+damping: one learning rate works for 1 and for 32 workers. At small learning rates nothing is damped; the rule is then `dana`
+with compensation.
 
-Cost: `parameter_server`; a server's shard once more, and its moments once for each worker.
+Cost: as `parameter_server`; memory for one more copy of the shard, and the moments once for each worker.
 Sources: the look-ahead, Hakimi et al. 2019, arXiv:1907.11612 (DANA-Slim); the compensation, Zheng et al., ICML 2017,
 arXiv:1609.08326; the damping by delay and curvature and the growth are ours. Laws: with one worker it is Nesterov's momentum,
 bit for bit; with strength, damping and growth 0 it is `dana`.
@@ -33,19 +34,20 @@ from mpiddl.strategies.push import Push
 
 @dataclass(frozen=True)
 class DDCASGD(ParameterServer):
-    """Damped, compensated, each worker with its momentum.
+    """Parameter server with damped and compensated gradients, and a momentum for each worker.
 
     Parameters
     ----------
     servers : int
+        Number of serving ranks (`ParameterServer`).
     damping : float
-        Of late gradients, a parameter, update of delay and unit of the rate; 0 is none.
+        Damping of late gradients, per parameter, update of delay and unit of the learning rate; 0: none.
     strength : float
-        Of the compensation, a parameter; 0 is none, and without damping nothing bounds it.
+        Strength of the compensation, per parameter; 0: none. Without damping the compensation is not bounded.
     decay : float
-        Of the mean squares.
+        Decay of the mean squares.
     growth : float
-        Of the square of the rate with each further worker; 0 is none.
+        Growth of the square of the learning rate with each additional worker; 0: none.
     """
 
     damping: float = 1.0

@@ -1,15 +1,15 @@
-"""Delayed gradients: what is computed in step t is applied in step t + delay, its all-reduce hidden behind the steps between.
+"""Delayed gradients: a gradient computed in step t is applied in step t + delay; its all-reduce runs during the steps between.
 
-A gradient is computed where this rank's own part of those that are on their way leads (`mpiddl.strategies.ahead`), unless
-``ahead`` is 0: then where the last one that has arrived has left the parameters.
-Cost a step: 2 (N-1)/N V sent by a node, N nodes, as `allreduce`, but a step takes the longer of computing and communicating
-rather than both; ``delay`` + 1 buffers of V bytes; to look ahead ``delay`` more, copies of parameters and moments, and as many
-local updates.
+With ``ahead=1``, a rank computes its gradient at predicted parameters: those after provisional updates with its own gradients
+in flight (`mpiddl.strategies.ahead`). With ``ahead=0`` it uses the parameters after the last sum that has arrived.
+Cost per step: 2 (N-1)/N V sent by a node, N nodes, as `allreduce`, but a step takes the longer of computation and communication
+instead of both; ``delay`` + 1 buffers of V bytes. Prediction needs ``delay`` more buffers, copies of parameters and moments,
+and ``delay`` local updates.
 Sources: Langford, Smola & Zinkevich, NIPS 2009, arXiv:0911.0491, algorithm 1; as a pipeline of all-reduces, Li et al., NeurIPS
-2018, arXiv:1811.03619 (Pipe-SGD, whose K is delay + 1); looking ahead is ours in this place.
-Interpretation: the first ``delay`` steps update nothing, and the last ``delay`` gradients are given up, as in the sources.
-Laws: with delay 0 it is `allreduce`, bit for bit where that sums in the same way; on one rank, looking ahead, it takes the
-steps of `allreduce` but the last ``delay``, bit for bit at a constant rate.
+2018, arXiv:1811.03619 (Pipe-SGD, whose K is delay + 1); the use of prediction here is ours.
+Interpretation: the first ``delay`` steps update nothing, and the last ``delay`` gradients are discarded, as in the sources.
+Laws: with delay 0 it is `allreduce`, bit for bit if that sums in the same order; on one rank with ``ahead=1`` it takes the
+steps of `allreduce` except the last ``delay``, bit for bit at a constant learning rate.
 """
 
 from __future__ import annotations
@@ -29,10 +29,17 @@ from mpiddl.transport.base import IN_PLACE, Comm
 
 @dataclass(frozen=True)
 class Delayed(Strategy):
-    """Apply sums of gradients ``delay`` steps late, computed ahead (1) or not.
+    """Apply sums of gradients ``delay`` steps late.
 
-    State: the sums in flight, oldest first, each with its samples, and this rank's part of them; the parameters, where those to
-    compute with are others.
+    State: the sums in flight, oldest first, each with its number of samples and this rank's part of it; with ``ahead=1`` also
+    the parameters without provisional updates.
+
+    Parameters
+    ----------
+    delay : int
+        Steps from the computation of a gradient to its application.
+    ahead : int
+        1: compute gradients at predicted parameters; 0: do not.
     """
 
     delay: int = 1

@@ -1,12 +1,12 @@
-"""Elastic averaging: ranks are drawn to a centre, and the centre to them.
+"""Elastic averaging: ranks are pulled towards a common centre, and the centre towards the ranks.
 
-Every ``period`` steps w_i <- w_i - alpha (w_i - c), c <- c + alpha sum_i (w_i - c), both with the parameters as they were.
-The centre c is the model; each rank has it, the same bits, since the sum is an all-reduce.
+Every ``period`` steps w_i <- w_i - alpha (w_i - c), c <- c + alpha sum_i (w_i - c), both with the old parameters.
+The centre c is the model. Each rank holds it, with the same bits, because the sum is an all-reduce.
 Cost: an all-reduce of V every ``period`` steps. Memory: 2 V.
 Source: EASGD, Zhang, Choromanska and LeCun, NIPS 2015, arXiv:1412.6651, equations 3 and 4, alpha = 0.9/P as in section 5
-[interpretation: after the update, not beside it; every ``period`` steps as in algorithm 1, but all at once, unless ranks go at
-their own pace].
-Laws: the sum of all ranks' parameters and the centre does not change by it; with alpha = 1/P the centre is their mean.
+[interpretation: after the update, not at the same time; every ``period`` steps as in algorithm 1, but on all ranks together
+unless ``pace`` is own].
+Laws: it keeps the sum of the centre and all ranks' parameters; with alpha = 1/P the centre is their mean.
 """
 
 from __future__ import annotations
@@ -24,14 +24,21 @@ from mpiddl.strategies.own_pace import OWN_PACE, TOGETHER, WHOLE, check_pace
 from mpiddl.transport.base import IN_PLACE, Comm
 
 BETA = 0.9
-"""What the default alpha is shared out of."""
+"""The default alpha is this divided by the number of ranks."""
 
 
 @dataclass(frozen=True, repr=False)
 class Elastic(Strategy):
-    """Draw parameters to a centre every ``period`` steps by ``alpha``; 0: 0.9 / P. State: the centre.
+    """Pull parameters and centre towards each other. State: the centre.
 
-    ``pace``: ranks take their steps ``together``, or each at its ``own`` pace (`mpiddl.strategies.elastic_own_pace`).
+    Parameters
+    ----------
+    period : int
+        Steps from one exchange to the next.
+    alpha : float
+        Fraction of the distance that a rank moves; 0: 0.9 / P.
+    pace : str
+        ``together``: ranks take their steps together; ``own``: asynchronous (`mpiddl.strategies.elastic_own_pace`).
     """
 
     period: int = 8
@@ -79,7 +86,7 @@ class Elastic(Strategy):
         return {"exchanges": state["exchanges"]}
 
     def pull(self, comm: Comm, state: Any, params: np.ndarray) -> None:
-        """Let ranks and centre draw each other. Collective."""
+        """Pull ranks and centre towards each other. Collective."""
         alpha, centre = self.share(comm.size), state["centre"]
         apart = params - centre
         params -= alpha * apart
@@ -95,18 +102,18 @@ class Elastic(Strategy):
         return (step.index + 1) % self.period == 0
 
     def begin(self, state: Any, params: np.ndarray, part: slice) -> None:
-        """What comes before an exchange at its own pace."""
+        """Called before an asynchronous exchange."""
 
     def taken(self, state: Any, params: np.ndarray, part: slice, number: int, index: int) -> None:
-        """What follows an exchange, ``index`` steps having been done."""
+        """Called after an exchange; ``index`` is the number of finished steps."""
         state["exchanges"] += 1
 
     def peers(self, number: int, rank: int, size: int) -> list[int]:
-        """Whom ``rank`` may ask at its own pace: who has the centre."""
+        """Ranks that ``rank`` may ask in an asynchronous run: rank 0, which holds the centre."""
         return [0] if rank else []
 
     def asked(self, state: Any, params: np.ndarray, index: int) -> None:
-        """A rank that goes at its own pace has asked, ``index`` steps having been done."""
+        """Called when an asynchronous rank has asked; ``index`` is the number of finished steps."""
 
     def observe(self, state: Any, moved: int, step: Step) -> None:
-        """A rank that goes at its own pace has done a step, with ``moved`` exchanges in it."""
+        """Called after each step of an asynchronous rank, with the number of exchanges in it."""

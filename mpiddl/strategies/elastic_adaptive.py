@@ -1,6 +1,6 @@
-"""Adaptive elastic averaging: ranks and centre draw each other as soon as one rank has changed enough since they last did.
+"""Adaptive elastic averaging: an exchange takes place when one rank has changed enough since the last one.
 
-When that is, says `mpiddl.strategies.triggers`.
+`mpiddl.strategies.triggers` defines "enough".
 Cost: every ``period`` steps an all-reduce of 8 bytes, and one of V if a rank wants it. Memory: 3 V.
 Source: ours, of `mpiddl.strategies.elastic` and the trigger of `mpiddl.strategies.gossip_adaptive`.
 Law: theta = 0 is `elastic`, bit for bit.
@@ -22,7 +22,7 @@ from mpiddl.transport.base import IN_PLACE, MAX, Comm
 
 @dataclass(frozen=True, repr=False)
 class ElasticAdaptive(Elastic):
-    """`Elastic` that looks every ``period`` steps whether it is wanted: the others are those of `Trigger`."""
+    """`Elastic` that checks the trigger every ``period`` steps. The other parameters are those of `Trigger`."""
 
     period: int = 1
     theta: float = 0.08

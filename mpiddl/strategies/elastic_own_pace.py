@@ -1,11 +1,11 @@
-"""Elastic averaging of ranks that take their steps each at its own pace: rank 0 keeps the centre, and trains as they do.
+"""Asynchronous elastic averaging: rank 0 keeps the centre and trains like the others.
 
-A rank sends its parameters w and goes on. Rank 0 answers between two steps of its own: the centre c goes by alpha (w - c), and
-when that has come, the rank goes by as much the other way.
-Laws: the sum of all ranks' parameters and the centre does not change by an exchange that is over; the model is the centre.
-Cost: V bytes and V back for an exchange of a rank, all of them through rank 0. Memory: 2 V; on rank 0 V for each that asks.
-Source: EASGD, Zhang, Choromanska and LeCun, NIPS 2015, arXiv:1412.6651, algorithm 1 [departures: who keeps the centre works,
-too; nobody waits for it, and what a rank takes is of the parameters it had when it asked].
+A rank sends its parameters w and continues. Rank 0 answers between two steps of its own: it moves the centre c by
+alpha (w - c) and returns this difference. When the answer arrives, the rank moves by as much in the other direction.
+Laws: a completed exchange keeps the sum of the centre and all ranks' parameters; the model is the centre.
+Cost: V bytes and V back for each exchange, all through rank 0. Memory: 2 V; on rank 0, V for each asking rank.
+Source: EASGD, Zhang, Choromanska and LeCun, NIPS 2015, arXiv:1412.6651, algorithm 1 [departures: the rank with the centre
+trains as well; no rank waits for it; the difference refers to the parameters at the time of asking].
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpiddl.transport.base import Comm
 
 
 class Centred(Rounds):
-    """What a rank has under way with the centre, which is rank 0's."""
+    """The exchanges of a rank with the centre on rank 0."""
 
     def ask(self) -> bool:
         if self._comm.rank:
@@ -34,7 +34,7 @@ class Centred(Rounds):
         self._mail.send(-self._draw(asked.array), asked.source, ANSWER)
 
     def _draw(self, params: np.ndarray) -> np.ndarray:
-        """Move the centre to ``params``, which become what it has moved by."""
+        """Move the centre towards ``params``. Returns the move, in the array ``params``."""
         params -= self.state["centre"]
         params *= self._rule.share(self._comm.size)
         self.state["centre"] += params
@@ -43,7 +43,7 @@ class Centred(Rounds):
 
 @dataclass(frozen=True)
 class ElasticOwnPace(OwnPace):
-    """Elastic averaging by ``rule``, a `mpiddl.strategies.Elastic`, which says when a rank exchanges."""
+    """Asynchronous elastic averaging. ``rule``, a `mpiddl.strategies.Elastic`, decides when a rank exchanges."""
 
     kind = Centred
 

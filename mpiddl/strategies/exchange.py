@@ -1,7 +1,8 @@
-"""One round of gossip: arrays go to those that hear a rank, and it takes the weighted sum of its own and what it hears.
+"""One round of gossip: a rank sends its array to its targets and takes the weighted sum of its own array and those of its
+sources.
 
-Cost: V bytes to each of those that hear it; where all weigh alike an all-reduce, 2(P-1)/P V. Memory: V for each rank that is
-heard. All ranks add up in the order of ranks, so that two that average have the same bits.
+Cost: V bytes to each target; with equal weights an all-reduce, 2(P-1)/P V. Memory: V for each source. All ranks add in the
+order of ranks, so that two averaging ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MIXED, TOLD = 1, 2
 
 
 def blend(comm: Comm, array: np.ndarray, near: Hood) -> None:
-    """``array`` (n,) becomes the weighted sum of the ranks'. Called by all that are in the round."""
+    """Replace ``array`` (n,) by the weighted sum over the ranks. Called by all ranks of the round."""
     if near.uniform:
         average(comm, array)
         return
@@ -31,7 +32,7 @@ def blend(comm: Comm, array: np.ndarray, near: Hood) -> None:
 
 
 def tell(comm: Comm, words: np.ndarray, near: Hood) -> dict[int, np.ndarray]:
-    """The ``words`` (n,) of every rank that this one hears or is heard by; they get its own."""
+    """Exchange ``words`` (n,) with all sources and targets. Returns theirs."""
     around = {*near.sources, *near.targets}
     return _swapped(comm, words, around, around, TOLD)
 

@@ -1,12 +1,12 @@
-"""Averages in a few bits a number: ranks send what has changed since the last one, and later what rounding has lost of it.
+"""Averages in a few bits per number: ranks send their change since the last average, and later its rounding error.
 
-All ranks have the same parameters when an average is over. What each has changed since is quantised, with what was lost
-before (error feedback); so is the mean, by its owner. Nothing is lost for good, but what is kept at the end.
+All ranks hold the same parameters after an average. Each rank then quantises its change since, plus the earlier rounding error
+(error feedback). The owner of a part of the mean quantises that part in the same way. Only the last rounding errors are lost.
 Cost: `mpiddl.collectives.mean_quantised`. Memory: 2 V and V/P, which checkpoints hold.
-Sources: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv:1901.09847, algorithm 2 (error feedback); of
+Sources: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv:1901.09847, algorithm 2 (error feedback); for
 changes over several steps, Basu et al., NeurIPS 2019, arXiv:1906.02367, algorithm 1 (Qsparse-local-SGD) [interpretation: the
 mean is quantised, too].
-Law: one rank, or bits = 0, is without all this, bit for bit.
+Law: with one rank, or bits = 0, it changes no bit.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from mpiddl.transport.base import Comm
 
 
 def check_bits(bits: int) -> None:
-    """Raise a `UsageError` for a number of bits that there is no code for."""
+    """Raise a `UsageError` for an unsupported number of bits."""
     if bits and bits not in MIDDLES:
         raise UsageError(f"bits: got {bits}, expected {', '.join(map(str, MIDDLES))}, or 0 for all of them")
 
 
 def few_bits_warm(size: int, dtype: np.dtype, bits: int) -> None:
-    """Compile, or load from the cache, what an average of ``size`` ranks calls: seconds that no exchange shall wait for."""
+    """Compile the kernels of an average of ``size`` ranks, or load them from the cache, before the first exchange."""
     if bits and size > 1:
         message = Message(1, bits)
         message.write(np.zeros(1, dtype))
@@ -38,9 +38,9 @@ def few_bits_warm(size: int, dtype: np.dtype, bits: int) -> None:
 
 
 def few_bits_state(comm: Comm, params: np.ndarray, bits: int) -> dict[str, Any]:
-    """What a strategy's state has to hold: nothing, if all bits are sent, or nobody is there to send them to. Collective.
+    """The entries of a strategy's state; none if all bits are sent or there is one rank. Collective.
 
-    Raises a `MismatchError` on every rank if ranks begin with other ``params``: they would stay as far apart for good.
+    Raises a `MismatchError` on every rank if the initial ``params`` differ: the difference would remain.
     """
     if not bits or comm.size == 1:
         return {}
@@ -50,7 +50,7 @@ def few_bits_state(comm: Comm, params: np.ndarray, bits: int) -> dict[str, Any]:
 
 
 def few_bits_average(comm: Comm, state: dict[str, Any], params: np.ndarray, bits: int) -> None:
-    """``params`` becomes the mean of all ranks', but for what rounding loses. `few_bits_taken` follows. Collective."""
+    """Replace ``params`` by their mean over all ranks, to rounding. `few_bits_taken` follows. Collective."""
     if "anchor" in state:
         state["unsent"] += params
         state["unsent"] -= state["anchor"]
@@ -59,6 +59,6 @@ def few_bits_average(comm: Comm, state: dict[str, Any], params: np.ndarray, bits
 
 
 def few_bits_taken(state: dict[str, Any], params: np.ndarray) -> None:
-    """An average is over, and what follows from it; all ranks have the same ``params``."""
+    """Called after an average and its consequences; all ranks hold the same ``params``."""
     if "anchor" in state:
         state["anchor"][:] = params

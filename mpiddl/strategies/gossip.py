@@ -1,17 +1,17 @@
-"""Gossip: each rank steps on its own rows, and every few steps mixes its parameters with those next to it in a graph.
+"""Gossip: each rank trains on its own rows, and every few steps averages its parameters with its neighbours in a graph.
 
-What it hears in a round is in `mpiddl.strategies.graphs`, how in `mpiddl.strategies.exchange`. ``symmetric`` has pairs
-average; ``pull`` and ``push`` have each rank hear from one and be heard by another one, the same for weights that are doubly
-stochastic, until not all take part (`mpiddl.strategies.gossip_adaptive`) or ranks go at their own pace
-(`mpiddl.strategies.own_pace`).
-Cost: a round, V bytes sent and V received by a rank, whatever their number (momentum=average: times one plus the optimiser's
-moments); of the complete graph, 2(P-1)/P V, or less by ``bits``. At the end, and every ``average`` steps, an all-reduce of V.
+`mpiddl.strategies.graphs` defines the neighbours of each round, `mpiddl.strategies.exchange` the exchange. With ``symmetric``,
+pairs of ranks average. With ``pull`` and ``push``, each rank receives from one rank and sends to another one. The two differ
+only if some ranks skip a round (`mpiddl.strategies.gossip_adaptive`) or ranks are asynchronous (`mpiddl.strategies.own_pace`).
+Cost: per round, V bytes sent and V received by a rank, for any number of ranks (momentum=average: times 1 plus the number of
+the optimiser's moments); on the complete graph 2(P-1)/P V, or less with ``bits``. At the end, and every ``average`` steps, an
+all-reduce of V.
 Sources: gossiping SGD, Jin et al. 2016, arXiv:1611.04581, section 3; with doubly stochastic weights D-PSGD, Lian et al., NIPS
 2017, arXiv:1705.09056, algorithm 1 [interpretation: mixed after the update, not before it]; momentum that is mixed, Yu et
 al., ICML 2019, arXiv:1905.03817; slow momentum over gossip, Wang et al., ICLR 2020, arXiv:1910.00643 [interpretation: a step
 of it with each exchange]; periodic averages, Chen et al., ICML 2021, arXiv:2105.09080, algorithm 1.
-Laws: a round does not change the mean of the ranks' parameters; on the complete graph, with period 1, it is an average of
-them by all-reduce, bit for bit.
+Laws: a round keeps the mean of the ranks' parameters; on the complete graph with period 1 it is their average by all-reduce,
+bit for bit.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ class Gossip(Strategy):
     period : int
         Steps from one round to the next.
     momentum : str
-        What becomes of the optimiser's moments: each rank keeps its ``own``, or they are mixed as parameters are (``average``).
+        The optimiser's moments: each rank keeps its ``own``, or they are mixed like the parameters (``average``).
     outer : float
-        Factor of a slow momentum, from 0 (none) to below 1, which takes a step after each exchange.
+        Factor of the slow momentum, from 0 (none) to below 1. It makes a step after each exchange.
     average : int
         Steps from one average of all ranks to the next; 0: only at the end.
     seed : int
-        Of the graph's random orders.
+        Seed of the graph's random orders.
     pace : str
-        Ranks take their steps ``together``, or each at its ``own`` pace.
+        ``together``: ranks take their steps together; ``own``: asynchronous.
     bits : int
-        8, 4 or 2: of a number, where averages are sent in so few (`mpiddl.strategies.few_bits`); 0: all of them.
+        8, 4 or 2: bits per number that averages are sent in (`mpiddl.strategies.few_bits`); 0: all bits.
     """
 
     graph: Any = EXPONENTIAL
@@ -88,7 +88,7 @@ class Gossip(Strategy):
         check_numbers(self)
         if isinstance(self.graph, str):
             check_name(self.graph)
-        else:  # as plain numbers it is told, and compared, like any other parameter
+        else:  # plain numbers, so that it is printed and compared like any other parameter
             object.__setattr__(self, "graph", _nested(rounds_of(self.graph).tolist()))
         check_pace(self.pace)
         for name, known in (("direction", DIRECTIONS), ("momentum", MOMENTUM)):
@@ -146,11 +146,11 @@ class Gossip(Strategy):
         return self.direction == SYMMETRIC
 
     def rounds(self, done: int, steps: int) -> int:
-        """How many rounds there are in the first ``done`` of ``steps`` steps."""
+        """Number of rounds in the first ``done`` of ``steps`` steps."""
         return done // self.period
 
     def round(self, comm: Comm, state: Any, replica: Replica, near: Hood, step: Step) -> None:
-        """The round after ``step``, which all take part in."""
+        """The round after ``step``, with all ranks."""
         self.exchange(comm, state, replica, near, WHOLE)
         self.taken(state, replica.params, WHOLE, 0, step.index + 1)
 
@@ -159,7 +159,7 @@ class Gossip(Strategy):
         self.round(comm, state, replica, everybody(comm.size), step)
 
     def exchange(self, comm: Comm, state: Any, replica: Replica, near: Hood, part: slice) -> None:
-        """Mix what this rank takes part in; `taken` follows."""
+        """Mix ``part`` with the neighbours of this rank. `taken` follows."""
         if not near.uniform:
             self.begin(state, replica.params, part)
         if self.bits:
@@ -170,27 +170,27 @@ class Gossip(Strategy):
             self.begin(state, replica.params, part)
 
     def blend(self, comm: Comm, replica: Replica, near: Hood, part: slice) -> None:
-        """Mix ``part`` of the parameters, and of the moments if they are mixed."""
+        """Mix ``part`` of the parameters, and of the moments with momentum=average."""
         mixed = sorted(replica.moments) if self.momentum == AVERAGE else []
         for array in (replica.params, *(replica.moments[name] for name in mixed)):
             blend(comm, array[part], near)
 
     def begin(self, state: Any, params: np.ndarray, part: slice) -> None:
-        """What comes before an exchange of a part."""
+        """Called before an exchange of a part."""
         slow_begin(state, params, self.outer, part)
 
     def taken(self, state: Any, params: np.ndarray, part: slice, number: int, index: int) -> None:
-        """What follows an exchange of a part, ``index`` steps having been done."""
+        """Called after an exchange of a part; ``index`` is the number of finished steps."""
         state["exchanges"] += 1
         slow_end(state, params, self.outer, part)
         few_bits_taken(state, params)
 
     def wants(self, state: Any, params: np.ndarray, step: Step) -> bool:
-        """Whether a rank that goes at its own pace wants to exchange parameters after ``step``."""
+        """Whether an asynchronous rank wants an exchange after ``step``."""
         return self.rounds(step.index + 1, step.steps) > self.rounds(step.index, step.steps)
 
     def peers(self, number: int, rank: int, size: int) -> list[int]:
-        """Whom ``rank`` may ask, at its own pace, when it asks for the ``number``-th time: the first of them that is free."""
+        """Ranks that the asynchronous ``rank`` may ask at its ``number``-th request, in this order."""
         symmetric = self.symmetric and self.graph != COMPLETE
         near = hood(weights(self.graph, size, number, symmetric, self.seed), rank, False)
         peers = sorted(near.targets if self.direction == PUSH else near.sources)
@@ -198,10 +198,10 @@ class Gossip(Strategy):
         return peers[first:] + peers[:first]
 
     def asked(self, state: Any, params: np.ndarray, index: int) -> None:
-        """A rank that goes at its own pace has asked somebody, ``index`` steps having been done."""
+        """Called when an asynchronous rank has asked; ``index`` is the number of finished steps."""
 
     def observe(self, state: Any, moved: int, step: Step) -> None:
-        """A rank that goes at its own pace has done a step, with ``moved`` exchanges in it."""
+        """Called after each step of an asynchronous rank, with the number of exchanges in it."""
 
 
 def _nested(numbers: Any) -> Any:

@@ -1,16 +1,16 @@
 """Adaptive gossip: two ranks exchange when one of them has changed enough since its last exchange.
 
-Ranks that a round puts next to each other tell each other in a few bytes whether they want to, and then do or do not: nobody
-ever waits for a message that does not come, whatever the pattern. What goes over is what either of the two wants
-(``symmetric``), what the one that hears wants (``pull``), or the one that is heard (``push``; then each rank has a weight,
-half of which goes with its parameters, so that the weighted mean stays where it is). When that is, says
-`mpiddl.strategies.triggers`. On the complete graph all exchange as soon as one wants to.
-Cost: a round, 8 bytes for each part and neighbour, and V if there is an exchange. Memory: V.
-Sources: Ho, Wu and Liu, CCGRID 2018 [interpretation: the trigger, its symmetry, and whom one exchanges with]; each tensor for
-itself, EventGraD, Ghosh and Gupta, MLHPC 2020 [interpretation: without exchange a neighbour counts nothing,
-there it counts as it was last]; weights that go with parameters, Kempe et al., FOCS 2003, and Blot et al. 2016,
-arXiv:1611.09726 (GoSGD).
-Laws: theta = 0 is `gossip`, bit for bit; a symmetric round does not change the mean, a pushed one not the weighted mean.
+The neighbours of a round first tell each other, in 8 bytes, whether they want an exchange. No rank waits for a message that
+does not come. The exchange takes place if one of the two wants it (``symmetric``), if the receiving rank wants it (``pull``),
+or if the sending rank wants it (``push``). With ``push`` each rank has a weight and sends half of it with its parameters, which
+keeps the weighted mean. `mpiddl.strategies.triggers` decides when a rank wants an exchange. On the complete graph all ranks
+exchange if one wants to.
+Cost: per round, 8 bytes for each part and neighbour, and V if there is an exchange. Memory: V.
+Sources: Ho, Wu and Liu, CCGRID 2018 [interpretation: the trigger, its symmetry, and the partners]; a trigger for each tensor,
+EventGraD, Ghosh and Gupta, MLHPC 2020 [interpretation: without an exchange the neighbour is left out of the average; there its
+last known value is used]; weights sent with the parameters, Kempe et al., FOCS 2003, and Blot et al. 2016, arXiv:1611.09726
+(GoSGD).
+Laws: theta = 0 is `gossip`, bit for bit; a symmetric round keeps the mean, a push round the weighted mean.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from mpiddl.transport.base import IN_PLACE, MAX, Comm
 
 @dataclass(frozen=True, repr=False)
 class GossipAdaptive(Gossip):
-    """`Gossip` whose rounds are exchanges only if somebody has changed enough.
+    """`Gossip` that skips rounds in which no rank has changed enough.
 
     Parameters
     ----------
     theta, traffic, trigger, threshold, silence
         See `mpiddl.strategies.triggers.Trigger`.
     tensors : int
-        1: each tensor of the model for itself.
+        1: each tensor of the model has its own trigger.
     """
 
     theta: float = 0.08
@@ -72,7 +72,7 @@ class GossipAdaptive(Gossip):
         moved = np.zeros(len(parts), bool)
         for number, left in enumerate(self._agreed(comm, state, near, wanted)):
             if left is not None:
-                moved[number] = left.uniform or left.sources or wanted[number]  # who was only heard has learnt nothing
+                moved[number] = left.uniform or left.sources or wanted[number]  # a rank that only sent has received nothing
                 if moved[number]:
                     self.exchange(comm, state, replica, left, parts[number])
                 else:
@@ -114,7 +114,7 @@ class GossipAdaptive(Gossip):
         return Trigger(self.theta, self.traffic, self.trigger, self.threshold, self.silence)
 
     def _agreed(self, comm: Comm, state: Any, near: Hood, wanted: np.ndarray) -> list[Hood | None]:
-        """What is left of a round for each part, by what this rank and those next to it want."""
+        """For each part, the exchanges of this round that this rank and its neighbours want."""
         if near.uniform:
             told = wanted.astype(np.float64)
             comm.Allreduce(IN_PLACE, told, MAX)
@@ -124,12 +124,12 @@ class GossipAdaptive(Gossip):
                 for number, mine in enumerate(wanted.tolist())]
 
     def _left(self, state: Any, near: Hood, number: int, wanted: bool, theirs: dict[int, float]) -> Hood | None:
-        """What is left of a round for part ``number``; None: nothing. ``theirs``: the weights of those that want to, else 0."""
+        """The exchanges of part ``number``, or None. ``theirs``: weights of the ranks that want an exchange, 0 for others."""
         hears = {rank: weight for rank, weight in near.sources.items() if self._goes(wanted, theirs[rank] > 0)}
         heard = {rank: weight for rank, weight in near.targets.items() if self._goes(theirs[rank] > 0, wanted)}
         if not hears and not heard:
             return None
-        whole = hears == near.sources and heard == near.targets  # the weights as they are: a sum of them may miss 1
+        whole = hears == near.sources and heard == near.targets  # keep the weights: a recomputed sum may miss 1
         own = near.own if whole else 1 - sum((heard if self.direction == PUSH else hears).values())
         if self.direction != PUSH:
             return Hood(own, hears, heard)
@@ -139,7 +139,7 @@ class GossipAdaptive(Gossip):
         return Hood(mine / all, {rank: weight * theirs[rank] / all for rank, weight in hears.items()}, heard)
 
     def _goes(self, hearer: bool, heard: bool) -> bool:
-        """Whether parameters go over, by what the two ends want."""
+        """Whether parameters are sent, given the wishes of the receiving and the sending rank."""
         return heard if self.direction == PUSH else hearer if self.direction == PULL else hearer or heard
 
 

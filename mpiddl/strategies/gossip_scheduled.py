@@ -1,12 +1,13 @@
-"""Gossip by a schedule: rounds that are close together at the beginning of a run and rare at its end.
+"""Scheduled gossip: frequent rounds at the start of a run, rare rounds at its end.
 
-Of ``share`` T rounds in T steps, the part 1 - (1 - t/T)^power lies in the first t steps: power 1 is a fixed period, with 2
-there are twice as many rounds a step at the beginning, falling linearly to none, with 3 three times as many. Where that would
-be more than one a step there is one in each of the first steps, and as said in those that remain.
+T steps have ``share`` T rounds. The first t steps have the fraction 1 - (1 - t/T)^power of them. Power 1 is a fixed period.
+With power 2 the rate of rounds starts at twice the average and falls linearly to zero; with power 3 it starts at three times
+the average. If this gives more than one round per step, each of the first steps has one round, and the others follow the
+formula.
 Cost: as `mpiddl.strategies.gossip`, for a given share of the steps.
-Source: that an adaptive trigger amounts to such a schedule, and so has to be better than one; the form is ours. That the period
-is to grow as the learning rate decays, Gu et al., ICLR 2024, arXiv:2310.14423 (there with its inverse square). At a rate that
-stays AdaComm has it fall: Wang and Joshi, MLSys 2019, arXiv:1810.08313.
+Source: ours, as a reference for adaptive triggers, which produce similar schedules. A period that grows as the learning rate
+decays: Gu et al., ICLR 2024, arXiv:2310.14423 (with the inverse square). With a constant learning rate AdaComm shortens the
+period: Wang and Joshi, MLSys 2019, arXiv:1810.08313.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mpiddl.strategies.gossip import Gossip
 
 @dataclass(frozen=True, repr=False)
 class GossipScheduled(Gossip):
-    """Gossip in ``share`` of the steps (0 to 1), more of them early by ``power`` (1 or more); the period is not looked at."""
+    """Gossip in a ``share`` of the steps (0 to 1); a larger ``power`` (1 or more) makes it earlier. Ignores ``period``."""
 
     share: float = 0.08
     power: float = 2.0
@@ -32,8 +33,8 @@ class GossipScheduled(Gossip):
             raise UsageError(f"power: got {self.power}, expected 1 or more")
 
     def rounds(self, done: int, steps: int) -> int:
-        dense = max(self.share * self.power - 1, 0) / (self.power - 1) if self.power > 1 else 0.0  # part with one in each
+        dense = max(self.share * self.power - 1, 0) / (self.power - 1) if self.power > 1 else 0.0  # with one round each
         if done <= dense * steps:
             return done
         part = 1 - ((1 - done / steps) / (1 - dense)) ** self.power
-        return int((dense + (self.share - dense) * part) * steps + 1e-9)  # 0.1 * 30 are 3, whatever floats say
+        return int((dense + (self.share - dense) * part) * steps + 1e-9)  # so that 0.1 * 30 gives 3 in spite of rounding

@@ -1,21 +1,21 @@
-"""Who gossips with whom: the mixing matrix of each round, and a rank's part of it.
+"""Communication graphs of gossip: the mixing matrix of each round, and a rank's part of it.
 
-A round's matrix W has shape (P, P), and after it the parameters of rank i are the sum of W[i, j] times those of rank j. Rows
-and columns add up to 1 (doubly stochastic), so that no round changes the mean. Over its rounds a graph connects all ranks.
+The matrix W of a round has shape (P, P). After the round the parameters of rank i are the sum of W[i, j] times those of rank j.
+Rows and columns add up to 1 (doubly stochastic), which keeps the mean. Over its rounds a graph connects all ranks.
 
 ==============  ==================================  =============================================
-graph           symmetric: pairs average            directed: a rank hears from one, another one hears it
+graph           symmetric: pairs average            directed: rank i receives from
 ==============  ==================================  =============================================
-ring            neighbours, in turns                the one before it
-exponential     i and i xor 2^k, k in turns         i - 2^k
-matching        of a random order                   the same pairs
-complete        all ranks                           the one before it in a random circle
+ring            neighbours, alternating             i - 1
+exponential     i and i xor 2^k, k alternating      i - 2^k
+matching        random pairs                        its random partner
+complete        all ranks                           the previous rank in a random circle
 ==============  ==================================  =============================================
 
-Where a graph's pairs leave a rank over it pauses, but for ``matching``, which wants an even number of ranks.
-Communication: none; every rank draws the same rounds.
-Sources: the exponential graph, one peer a round, Assran et al., ICML 2019, arXiv:1811.10792, section 3 and appendix A; that a
-power of two of ranks has the exact mean after a cycle of it, Ying et al., NeurIPS 2021, arXiv:2110.13363; doubly
+A rank without a partner skips the round. ``matching`` needs an even number of ranks.
+Communication: none; every rank computes the same rounds.
+Sources: the exponential graph, one peer a round, Assran et al., ICML 2019, arXiv:1811.10792, section 3 and appendix A; the
+exact mean after one cycle with a power of two of ranks, Ying et al., NeurIPS 2021, arXiv:2110.13363; doubly
 stochastic weights, Lian et al., NIPS 2017, arXiv:1705.09056, section 3.
 """
 
@@ -36,15 +36,16 @@ ORDER = 20
 """Purpose of the generator that draws orders of ranks (`mpiddl.data.draws`)."""
 
 EXACT = 1e-9
-"""By how much a row or column of weights may miss 1."""
+"""Tolerance for the sum of a row or column of weights, which must be 1."""
 
 
 class Hood(NamedTuple):
     """A rank's part of a round.
 
     own : the weight of its own parameters.
-    sources, targets : by rank, the weight of what comes from it, and of what it gets.
-    uniform : all ranks weigh alike, at all ranks.
+    sources : weight of each rank that this rank receives from.
+    targets : weight of each rank that this rank sends to.
+    uniform : all weights of the matrix are equal.
     """
 
     own: float
@@ -54,7 +55,7 @@ class Hood(NamedTuple):
 
 
 def hood(weights: np.ndarray, rank: int, symmetric: bool) -> Hood:
-    """What a round with the mixing matrix ``weights`` is for ``rank``.
+    """The part of ``rank`` in a round with the mixing matrix ``weights``.
 
     Examples
     --------
@@ -69,7 +70,7 @@ def hood(weights: np.ndarray, rank: int, symmetric: bool) -> Hood:
 
 
 def everybody(size: int) -> Hood:
-    """All ranks take the mean of all."""
+    """A round in which all ranks take the mean."""
     return Hood(1 / size, {}, {}, True)
 
 
@@ -79,12 +80,13 @@ def weights(graph: Any, size: int, number: int, symmetric: bool = True, seed: in
     Parameters
     ----------
     graph : str or array_like
-        One of `GRAPHS`, or the matrices of rounds that follow each other again and again, shape (rounds, size, size), or
-    (size, size). size, number : int
+        One of `GRAPHS`, or matrices of shape (size, size) or (rounds, size, size); successive rounds use them cyclically.
+    size, number : int
+        Number of ranks, and number of the round.
     symmetric : bool
-        Pairs of a named graph average, or each rank hears from one and is heard by another one.
+        True: pairs of a named graph average; False: each rank receives from one rank and sends to another one.
     seed : int
-        Of the random orders.
+        Seed of the random orders.
 
     Returns
     -------
@@ -110,14 +112,14 @@ def weights(graph: Any, size: int, number: int, symmetric: bool = True, seed: in
 
 
 def _peers(graph: str, size: int, number: int, symmetric: bool, seed: int) -> np.ndarray:
-    """Whom each rank hears, itself where it pauses: a permutation, its own inverse if symmetric; int64 (size,)."""
+    """The rank that each rank receives from, itself if it skips the round: a permutation, int64 (size,)."""
     ranks = np.arange(size)
     if graph in (MATCHING, COMPLETE):
         order = permutation(size, seed, ORDER, epoch=number)
         places = np.argsort(order)
         return order[places ^ 1] if graph == MATCHING else order[places - 1]
     if graph == RING and symmetric:
-        first = np.where((size % 2 == 1) & (ranks == size - 1), 2, ranks % 2)  # colours of the pairs (i, i + 1): no two meet
+        first = np.where((size % 2 == 1) & (ranks == size - 1), 2, ranks % 2)  # colours of pairs (i, i + 1)
         begins = (first == number % (2 + size % 2)) & (size > 1)
         return np.where(begins, (ranks + 1) % size, np.where(np.roll(begins, 1), ranks - 1, ranks)) % size
     step = 1 if graph == RING else 1 << number % max((size - 1).bit_length(), 1)
@@ -125,13 +127,13 @@ def _peers(graph: str, size: int, number: int, symmetric: bool, seed: int) -> np
 
 
 def check(graph: Any, size: int, symmetric: bool = True) -> None:
-    """Raise a `UsageError` unless ``graph`` serves ``size`` ranks.
+    """Raise a `UsageError` unless ``graph`` is valid for ``size`` ranks.
 
     Raises
     ------
     UsageError
-        An unknown name; a matching of an odd number of ranks; matrices that are of another shape, not doubly stochastic, not
-        symmetric though they should be, or do not connect all ranks.
+        An unknown name; a matching of an odd number of ranks; matrices of a wrong shape, matrices that are not doubly
+        stochastic, not symmetric with ``symmetric``, or that do not connect all ranks.
 
     Examples
     --------
@@ -154,7 +156,7 @@ def check(graph: Any, size: int, symmetric: bool = True) -> None:
 
 
 def check_name(graph: str) -> None:
-    """Raise a `UsageError` for a name that is none of `GRAPHS`."""
+    """Raise a `UsageError` unless ``graph`` is in `GRAPHS`."""
     if graph not in GRAPHS:
         close = difflib.get_close_matches(graph, GRAPHS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -163,7 +165,7 @@ def check_name(graph: str) -> None:
 
 def _check_stochastic(mixing: np.ndarray, number: int, symmetric: bool) -> None:
     sums = np.concatenate([mixing.sum(axis=0), mixing.sum(axis=1)])
-    if not (mixing >= 0).all() or not (abs(sums - 1) <= EXACT).all():  # in this order: nor is NaN
+    if not (mixing >= 0).all() or not (abs(sums - 1) <= EXACT).all():  # written so that NaN fails as well
         off = sums[np.argmax(abs(sums - 1))]
         raise UsageError(f"graph: got weights that are not doubly stochastic in round {number} (least {mixing.min():g}, a sum "
                          f"{off:.9g}), expected 0 or more, and rows and columns that add up to 1, to {EXACT:g}")
@@ -172,7 +174,7 @@ def _check_stochastic(mixing: np.ndarray, number: int, symmetric: bool) -> None:
 
 
 def _check_connected(linked: Any) -> None:
-    """Where weights are doubly stochastic who can be reached against the arrows can be along them."""
+    """With doubly stochastic weights, the direction of the links makes no difference for connectedness."""
     near = linked | linked.T
     reached = np.arange(len(near)) == 0
     while (more := reached | near[reached].any(axis=0)).sum() > reached.sum():
@@ -186,7 +188,7 @@ def rounds_of(graph: Any) -> np.ndarray:
     """Matrices of rounds, shape (rounds, size, size)."""
     try:
         rounds = np.asarray(graph)
-        if not np.can_cast(rounds.dtype, np.float64, "same_kind") and rounds.dtype != object:  # nor complex numbers, nor words
+        if not np.can_cast(rounds.dtype, np.float64, "same_kind") and rounds.dtype != object:  # no complex, no strings
             raise TypeError
         rounds = rounds.astype(np.float64)
     except (TypeError, ValueError):

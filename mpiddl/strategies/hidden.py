@@ -1,4 +1,4 @@
-"""What a training finds out about its own overlap: a few steps that hide nothing, and the seconds of those that do."""
+"""Overlap as measured by a training run: a few steps without overlap, compared with the steps that have it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from mpiddl.clock import now
 from mpiddl.overlap import Overlap, ideal, lengths
 
 MEASURED = range(1, 4)
-"""Of a run's steps: the first one opens connections, these go without overlap."""
+"""Steps without overlap. Step 0 is left out because it opens connections."""
 
 KEPT = 1000
-"""Steps whose seconds are kept, the newest."""
+"""Number of the newest steps whose times are kept."""
 
 
 class Hidden:
-    """The timelines of one rank's steps, each from its first complete bucket on.
+    """The timelines of one rank's steps; each begins with the first complete bucket.
 
     Attributes
     ----------
     measuring : bool
-        The step hides nothing: all buckets shall start when the gradient is complete.
+        True in steps without overlap, whose buckets start when the gradient is complete.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Hidden:
         self._computed = now()
 
     def over(self) -> None:
-        """So is the sum, and with it the step."""
+        """The sum is complete."""
         end, times = now(), [at for at, _ in self._ready] or [self._computed]
         if self.measuring:
             self._sizes = [size for _, size in self._ready]
@@ -57,7 +57,7 @@ class Hidden:
         self._step += 1
 
     def overlap(self) -> Overlap | None:
-        """Medians over the steps, from the first complete bucket to the sum; None where too few were taken."""
+        """Medians over the steps, from the first complete bucket to the sum; None if there were too few steps."""
         if not self._alone or not self._steps:
             return None
         times, computing, seconds = zip(*self._alone, strict=True)
@@ -66,7 +66,7 @@ class Hidden:
         return Overlap(median(computing), wire, best, median(self._steps))
 
     def summary(self) -> dict[str, Any] | None:
-        """Milliseconds of a step, for a person."""
+        """The overlap in milliseconds, for the summary of the run."""
         found = self.overlap()
         return found and {
             "communication_ms": round(found.communication * 1e3, 3),

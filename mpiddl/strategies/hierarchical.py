@@ -1,13 +1,12 @@
-"""All-reduce inside each node in every step; across nodes parameters are averaged every few steps, and applied late.
+"""All-reduce of gradients inside each node in every step; average of parameters between nodes every few steps, applied late.
 
-The ranks of a node step together on the sum of their gradients. Every ``period`` steps all ranks start the average of their
-parameters; ``delay`` steps later what the others have changed is added to what the rank has done meanwhile:
-x <- x + (mean - what it gave).
-Cost: a step, an all-reduce of V bytes in memory; every ``period`` steps 2 (N-1)/N V sent by a node, N nodes, hidden behind
-``delay`` steps.
+The ranks of a node sum their gradients and take the same steps. Every ``period`` steps all ranks start the average of their
+parameters. ``delay`` steps later they apply it: x <- x + (mean - x_0), where x_0 is the rank's contribution to the mean.
+Cost: per step, an all-reduce of V bytes in memory; every ``period`` steps 2 (N-1)/N V sent by a node, N nodes, during ``delay``
+steps.
 Sources: two levels as in hierarchical local SGD, Lin et al., ICLR 2020, arXiv:1808.07217; late averages as in Zhou et al. 2020,
-arXiv:2006.00441 (DaSGD). Departures: nodes weigh as many as they have ranks; moments stay with their node.
-Laws: on one node it is `allreduce`, to rounding; with a rank a node and delay 0 it is `local-sgd`.
+arXiv:2006.00441 (DaSGD). Departures: the weight of a node is its number of ranks; each node keeps its own moments.
+Laws: on one node it is `allreduce`, to rounding; with one rank per node and delay 0 it is `local-sgd`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from mpiddl.transport.base import IN_PLACE, Comm
 
 @dataclass(frozen=True)
 class Hierarchical(Strategy):
-    """Average over the nodes every ``period`` steps, applied ``delay`` steps later. State: the average on its way."""
+    """Average over the nodes every ``period`` steps, applied ``delay`` steps later. State: the average in flight."""
 
     period: int = 8
     delay: int = 1

@@ -1,6 +1,6 @@
-"""Sums over all ranks that are on their way while steps are taken: a thread moves them on, memory is used again.
+"""All-reduces in flight across training steps. A progress thread advances them; buffers are recycled.
 
-Where there is no such thread they are the MPI library's own, which it moves on in whatever calls it gets.
+Without a progress thread the all-reduces are those of the MPI library, which advances them during its calls.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mpiddl.transport.base import IN_PLACE, Comm
 
 
 class Late:
-    """Started sums of arrays of one size and dtype, ``most`` of them at a time; freed with its communicator.
+    """All-reduces in flight of arrays of one size and dtype, at most ``most`` at a time; freed with its communicator.
 
-    trouble : why no thread of ours moves them on, or nothing.
+    trouble : the reason why there is no progress thread, or "".
     """
 
     def __init__(self, comm: Comm, size: int, dtype: np.dtype, most: int):
@@ -30,8 +30,8 @@ class Late:
         self.freed, self.trouble = False, self._mover.trouble
 
     def start(self, array: np.ndarray) -> Pending:
-        """Begin to sum copies of all ranks' ``array``; the one that was started ``most`` sums ago is overwritten."""
-        if self._next == len(self._room):  # a run may be shorter than its sums are late
+        """Start the sum of all ranks' ``array``, in a copy. Overwrites the sum started ``most`` calls ago."""
+        if self._next == len(self._room):  # allocated on demand: a run may be shorter than the delay
             self._room.append(aligned_zeros(self._size, self._dtype))
         total = self._room[self._next]
         self._next = (self._next + 1) % self._most
@@ -44,19 +44,19 @@ class Late:
         return Pending(total, request)
 
     def move_on(self) -> None:
-        """Between two parts of a gradient: where no thread does it, the library moves on what is under way."""
+        """Called between two parts of a gradient: advances the sums if there is no progress thread."""
         if self.trouble:
             self._comm.progress()
 
     def wait(self, sum: Pending) -> np.ndarray:
-        """What ``sum`` is when it is complete; it is no longer needed when the next one starts."""
+        """Wait for ``sum`` and return its array, which stays valid until the next `start`."""
         self._mover.rest()
         total = sum.wait()
         self._mover.wake()
         return total
 
     def stop(self) -> None:
-        """End the thread; the next sum would start another."""
+        """Stop the progress thread. The next sum starts a new one."""
         self._mover.stop()
 
     def Free(self) -> None:
@@ -66,5 +66,5 @@ class Late:
 
 
 def late(comm: Comm, owner: Any, size: int, dtype: np.dtype, most: int) -> Late:
-    """The sums of ``owner`` on ``comm``; made at the first call."""
+    """The all-reduces of ``owner`` on ``comm``; created at the first call."""
     return comm.kept((owner, "late", size, dtype), lambda: Late(comm, size, dtype, most))

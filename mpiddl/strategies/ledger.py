@@ -1,8 +1,9 @@
-"""What workers of a parameter server agree on without waiting for each other: how many pushes are left, and when all meet.
+"""The ledger of a one-sided parameter server: it counts the remaining pushes and decides about meetings.
 
-Every push is first entered: so each is made at every shard or at none, and all shards see as many. A worker whose push was
-the one that makes a meeting due, or came later, arrives and waits; the last to arrive lets all go, and who leaves for good lets
-those that wait go without a meeting, for ever. Cost: a lock and some words in memory that a node shares.
+Every push is first entered in the ledger. It is then made at all shards or at none, so all shards receive the same number. A
+meeting becomes due with a certain push. The worker of this push and all later ones arrive at the meeting and wait. The last
+arrival releases all. A worker that leaves for good releases the waiting workers without a meeting, and there are no more
+meetings. Cost: a lock and some words of shared memory.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ ENTERED, MET, ARRIVED, ROUND, LEFT = range(5)
 
 
 class Ledger:
-    """The words, as a rank of their node sees them.
+    """The ledger, as seen by a rank of its node.
 
     Parameters
     ----------
     comm : Comm
-        Of all workers.
+        All workers.
     words : ndarray of int64, shape (WORDS,)
-        In shared memory, zero at first.
+        Shared memory, initially zero.
     """
 
     WORDS = Guard.WORDS + 16
@@ -33,23 +34,23 @@ class Ledger:
         self._workers, self._guard, self._words = comm.size, Guard(comm, words[: Guard.WORDS]), words[Guard.WORDS :]
 
     def begin(self, entered: int, met: int) -> None:
-        """Before anybody looks: go on after so many pushes and meetings."""
+        """Set the numbers of earlier pushes and meetings. Called before all other accesses."""
         self._words[ENTERED], self._words[MET] = entered, met
 
     @property
     def met(self) -> int:
-        """Meetings so far, those that were passed over counted."""
+        """Number of meetings so far, including skipped ones."""
         return int(self._words[MET])
 
     def enter(self, budget: int) -> bool:
-        """Whether one more push of ``budget`` may be made; it is then counted."""
+        """Enter a push. Returns False if all ``budget`` pushes have been made."""
         with self._guard.held():
             free = int(self._words[ENTERED]) < budget
             self._words[ENTERED] += free
         return free
 
     def arrive(self, version: int, every: int, budget: int) -> int:
-        """After a push that was the ``version``-th: 0, or the number of the meeting that this worker waits for."""
+        """After push number ``version``: return the number of the meeting to wait for, or 0."""
         with self._guard.held():
             words = self._words
             if not every or words[LEFT] or not (words[MET] + 1) * every <= version < budget:
@@ -61,13 +62,13 @@ class Ledger:
         return number
 
     def decided(self, number: int) -> int:
-        """Whether all meet (1), nobody does (-1), or nobody knows yet (0)."""
+        """1: all ranks meet; -1: there is no meeting; 0: not yet decided."""
         with self._guard.held():
             if self._words[ROUND] >= number:
                 return 1
             return -int(self._words[LEFT] > 0)
 
     def leave(self) -> None:
-        """This worker makes no more pushes."""
+        """Record that this worker makes no more pushes."""
         with self._guard.held():
             self._words[LEFT] += 1

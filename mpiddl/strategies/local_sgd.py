@@ -1,14 +1,14 @@
-"""Local SGD: each rank steps on its own rows; every few steps all ranks take the average of their parameters.
+"""Local SGD: each rank trains on its own rows; every few steps all ranks take the average of their parameters.
 
-Post-local: the first ``after`` steps are those of `allreduce`. With a ``delay`` the average is started at the end of a period
-and applied so many steps later: x <- x + (mean - what it gave). With ``outer`` the change of a period is a step of a slow
-momentum (`mpiddl.strategies.slow`).
+Post-local SGD: the first ``after`` steps are those of `allreduce`. With a ``delay`` the average is started at the end of a
+period and applied ``delay`` steps later: x <- x + (mean - x_0), where x_0 is the rank's contribution to the mean. With
+``outer`` the change over a period is one step of a slow momentum (`mpiddl.strategies.slow`).
 Cost: one all-reduce of V bytes every ``period`` steps, so 1/period of synchronous SGD (momentum=average: twice that).
 Sources: Stich, ICLR 2019, arXiv:1805.09767, algorithm 1; post-local SGD, Lin et al., ICLR 2020, arXiv:1808.07217; late
-averages, Zhou et al. 2020, arXiv:2006.00441 (DaSGD). Departure: the average weighs all ranks alike, as in the source, though
-the last batch of an epoch may be spread unevenly.
-Laws: period 1 with plain SGD is `allreduce`, to rounding, whenever the ranks' batches are of equal size; so is ``after`` at
-the end of the run.
+averages, Zhou et al. 2020, arXiv:2006.00441 (DaSGD). Interpretation: all ranks have the same
+weight, as in the source, although the last batch of an epoch may be spread unevenly.
+Laws: period 1 with plain SGD is `allreduce`, to rounding, if the ranks' batches have the same size; so is ``after`` equal to
+the length of the run.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class LocalSGD(Strategy):
     period : int
         Steps from one average to the next.
     delay : int
-        Steps from the start of an average to its application; below ``period``.
+        Steps from the start of an average to its application; smaller than ``period``.
     after : int
         Steps of synchronous SGD before the first local one.
     momentum : str
-        What becomes of the optimiser's moments at an average: each rank keeps its ``own``, takes their ``average``, or
-        ``reset``\\ s them to zero.
+        The optimiser's moments at an average: each rank keeps its ``own``, all take the ``average``, or all are ``reset`` to
+        zero.
     outer : float
         Factor of the slow momentum, from 0 (none) to below 1.
     """

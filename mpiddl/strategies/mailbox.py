@@ -1,8 +1,7 @@
-"""Messages of ranks that wait for nobody: they are taken as they come, and sent without a look whether they are.
+"""Nonblocking messages of asynchronous ranks.
 
-A message that is found is received while its rank goes on; it is handed over once it is whole, and those of a rank in the
-order in which it sent them. Who has nothing to do but to wait rests between two looks, so that a busy rank has the core to
-itself.
+Messages are received in the background and delivered when they are complete, in the order in which their rank sent them. A rank
+that only waits sleeps between two polls, so that it does not take the core of a busy rank.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 PAUSE_S = 0.0005
-"""Between two looks of a rank that only waits."""
+"""Seconds between two polls of a rank that only waits."""
 
 
 class Letter(NamedTuple):
-    """A message: who sent it, under which tag, what it says."""
+    """A received message: its source, tag and contents."""
 
     source: int
     tag: int
@@ -26,14 +25,14 @@ class Letter(NamedTuple):
 
 
 class Mailbox:
-    """A rank's; freed with its communicator.
+    """The messages of a rank; freed with its communicator.
 
     Parameters
     ----------
     comm : Comm
-        On which nobody else receives messages.
+        A communicator on which no other code receives messages.
     room : callable
-        ``room(tag)`` makes the array that a message under ``tag`` is received into.
+        ``room(tag)`` returns an array for a message with ``tag``.
     """
 
     def __init__(self, comm: Any, room: Callable[[int], np.ndarray]):
@@ -42,16 +41,16 @@ class Mailbox:
         self._going: list[Any] = []
 
     def send(self, array: np.ndarray, dest: int, tag: int) -> None:
-        """Begin to send ``array``, which must not be changed any more."""
+        """Start to send ``array``, which must not be changed afterwards."""
         self._going = [request for request in self._going if not request.Test()]
         self._going.append(self._comm.Isend(array, dest, tag))
 
     def letters(self) -> Iterator[Letter]:
-        """What has come, and is whole."""
+        """The messages that are complete."""
         while (found := self._comm.Iprobe()) is not None:
             array = self._room(found.tag)
             request = self._comm.Irecv(array, found.source, found.tag)
-            request.Test()  # a virtual rank takes it only now
+            request.Test()  # a virtual rank receives the message here
             self._coming.append((request, Letter(found.source, found.tag, array)))
         whole, left, late = [], [], set[int]()
         for request, letter in self._coming:
@@ -65,7 +64,7 @@ class Mailbox:
 
     @property
     def empty(self) -> bool:
-        """Nothing is on its way that this rank knows of."""
+        """No message of this rank is in flight, as far as it knows."""
         self._going = [request for request in self._going if not request.Test()]
         return not self._coming and not self._going
 

@@ -1,4 +1,4 @@
-"""A progress thread for what a strategy has started: made with the first request, ended by `stop`, or by what owns it."""
+"""A progress thread for the requests of a strategy: created with the first request, ended by `stop` or by its owner."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from mpiddl.transport.base import Comm
 
 
 class Mover:
-    """Moves requests of ``comm`` on.
+    """Advances requests of ``comm``.
 
-    trouble : why no thread can, or nothing; then a strategy has to do it in its calls.
+    trouble : the reason why there is no thread, or "". Without a thread the strategy must advance requests in its own calls.
     """
 
     def __init__(self, comm: Comm):
@@ -24,23 +24,23 @@ class Mover:
             self.trouble = str(error)
 
     def on(self, request: Started) -> None:
-        """Look after ``request``, if a thread can."""
+        """Let the thread advance ``request``."""
         if not self.trouble:
             self._thread = self._thread or Progress(self._comm)
             self._thread.on(request)
 
     def rest(self) -> None:
-        """Leave what is under way to the caller, who waits for it: two that ask would hold each other up."""
+        """Pause the thread while the caller waits for the requests itself: two pollers would delay each other."""
         if self._thread is not None:
             self._thread.rest()
 
     def wake(self) -> None:
-        """Look after what is under way again."""
+        """Continue to advance the requests in flight."""
         if self._thread is not None:
             self._thread.wake()
 
     def stop(self) -> None:
-        """End the thread; the next request would start another."""
+        """Stop the thread. The next request starts a new one."""
         if self._thread is not None:
             self._thread.Free()
             self._thread = None

@@ -1,18 +1,19 @@
-"""A parameter server without servers: whoever pushes applies the rule himself, in memory that the ranks share.
+"""One-sided parameter server: the pushing rank applies the update rule itself, in shared memory.
 
-Every rank works. All of them, or the last ``servers``, serve as well, a contiguous shard of the parameters each, which lies in
-their memory. A worker that has a gradient takes the lock of a shard, applies the rule to it (`mpiddl.strategies.shard`), and
-pulls what the shard is then; at a shard of another node a thread there does it for him (`mpiddl.strategies.remote`). Nobody
-waits for anybody's computing, only for the rule under way at the same shard, in the order of arrival. The laws are those of
-`parameter_server`, whose rules these are: with one worker the steps are the optimiser's, bit for bit.
+All ranks train. All ranks, or the last ``servers`` of them, also serve one contiguous shard of the parameters each; the shard
+lies in their memory. A worker with a gradient takes the lock of a shard, applies the rule to it (`mpiddl.strategies.shard`),
+and pulls the new shard. For a shard on another node, a thread of the serving rank does this (`mpiddl.strategies.remote`).
+Workers never wait for each other's computation. They wait only for a running update of the same shard, in the order of arrival.
+Rules and laws are those of `parameter_server`: with one worker the steps are those of the optimiser, bit for bit.
 
-A push is entered in a ledger first (`mpiddl.strategies.ledger`), so that all shards take the same pushes. Where all ranks meet
-each pulls once more: then all have the same parameters, and a shard's are those that its rank has.
+Each push is first entered in a ledger (`mpiddl.strategies.ledger`), so that all shards receive the same pushes. At a meeting
+each rank pulls once more. All ranks then hold the same parameters, and the serving rank holds those of its shard.
 
-Cost: a step of a worker on the shard's node, what the rule reads and writes, and a copy; between nodes V bytes out and V back.
-Memory: the model and its moments once (once a worker where each has its own); what a worker has pulled is kept by itself.
-Source: downpour SGD, Dean et al., NIPS 2012, section 4.1; updates by the workers, in memory that they share, Recht et al.,
-Hogwild!, NIPS 2011, from which this departs: a shard is locked, so that no update is lost and no pull is torn.
+Cost: per step of a worker on the shard's node, the memory traffic of the rule and one copy; between nodes, V bytes out and V
+back.
+Memory: the model and its moments once (the moments once per worker, if workers have their own), and each worker's copy.
+Source: downpour SGD, Dean et al., NIPS 2012, section 4.1; updates by the workers in shared memory, Recht et al., Hogwild!, NIPS
+2011. Departure: a shard is locked, so that no update is lost and no pull is torn.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ STORE = "parameter server"
 class OneSided(Strategy):
     """A rule of a parameter server, applied by the workers.
 
-    rule : the ParameterServer; it says how many ranks serve, and what becomes of a push.
+    rule : the ParameterServer: the number of servers, and the treatment of a push.
     """
 
     rule: Any
@@ -71,12 +72,12 @@ class OneSided(Strategy):
         state["count"] += 1
         meet = store.meet(state["version"] + 1, step.meet * comm.size, budget)
         if meet:
-            self._pull(store, state, replica)  # all pull the same now, nothing being on its way
+            self._pull(store, state, replica)  # no messages are in flight: all ranks pull the same parameters
         state["serves"] = store.saved()
         return Combined(grad, 0, state, updates=state["pulled"][0] // comm.size - done, meet=meet)
 
     def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray:
-        """What each has pulled: where this is asked all have pulled the same."""
+        """The parameters of this rank. At a meeting they are the same on all ranks."""
         return params
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
@@ -97,7 +98,7 @@ class OneSided(Strategy):
         return {"staleness": staleness(state["delays"])}
 
     def _store(self, comm: Any, state: Any, replica: Replica) -> Store:
-        """Opened by `init`, or at the first step of a run that is continued."""
+        """The store; opened by `init`, or at the first step of a resumed run."""
 
         def opened() -> Store:
             later = Replica(replica.params, replica.moments, replica.apply, lambda steps: replica.rate(state["begun"] + steps))
@@ -106,7 +107,7 @@ class OneSided(Strategy):
         return comm.kept(STORE, opened)
 
     def _push(self, comm: Comm, store: Store, state: Any, grad: np.ndarray, replica: Replica) -> None:
-        """The gradient, of what this rank has pulled, to all shards; those of other nodes take it while we see to our own's."""
+        """Push the gradient to all shards. Shards on other nodes are updated at the same time as those of this node."""
         answers = {}
         for number in store.order:
             part = slice(*store.spans[number])

@@ -1,32 +1,31 @@
-"""Gossip of ranks that take their steps each at its own pace: nobody waits for anybody's computing.
+"""Asynchronous gossip: ranks never wait for each other's computation.
 
-Who wants an exchange asks the next of the ranks that its graph gives it, sends what there is to send and goes on; the answer
-is taken after whatever step it has come by. The other one answers between two steps of its own. A rank that has not answered
-yet is passed over, so that a slow one, or one that is gone for a while, holds up nobody. A rank that is done goes on
-answering until all are.
+A rank that wants an exchange asks the next rank of its graph, sends its data and continues. It applies the answer after the
+step during which the answer arrives. The other rank answers between two steps of its own. A rank that has not answered yet is
+skipped, so that slow or absent ranks do not delay the others. A rank that has finished keeps answering requests until every
+rank has finished.
 
 ===========  ===========  ========================  =======================================================
-direction    what is sent what is answered          what becomes of the parameters
+direction    sent         answered                  change of the parameters
 ===========  ===========  ========================  =======================================================
 symmetric    x_i, k_i     d = (x_i - x_j) / 2k      x_j += d; later, x_i -= d
 pull         nothing      x_j                       x_i += (x_j - z) / 2, z halfway between x_i when it asked and now
-push         x_i, half    that it has come          x_j <- (w_j x_j + w x_i) / (w_j + w); then w_j <- w_j + w
+push         x_i, half    acknowledgement           x_j <- (w_j x_j + w x_i) / (w_j + w); then w_j <- w_j + w
              its weight
 ===========  ===========  ========================  =======================================================
 
-k is 1 and what the two have under way beside this exchange, as far as either knows: differences that are taken late would else
-add up, and ranks that correct the same distance several times drive each other apart.
+k is 1 plus the number of other exchanges of the two ranks in flight, as far as each rank knows. Without this factor, late
+differences would add up: ranks would correct the same distance several times and drift apart.
 
-Laws: whatever the order in which messages come, a symmetric exchange does not change the mean once it is over, a push not the
-weighted mean; where all meet (`Step.meet`), nothing is on its way. A rank that has left for good is done; nobody meets from
-then on.
-Cost: an exchange, V bytes and V back (symmetric), V (pull, push); at a meeting and at the end, some empty messages and an
+Laws: for any order of messages, a completed symmetric exchange keeps the mean, and a completed push the weighted mean. At a
+meeting of all ranks (`Step.meet`), no messages are in flight. After a rank has left for good, there are no more meetings.
+Cost: per exchange, V bytes and V back (symmetric), or V (pull, push); at a meeting and at the end, some empty messages and an
 all-reduce of V.
-Memory: V for each rank that is asked; on both ends while it is on its way.
-Sources: AD-PSGD, Lian et al., ICML 2018, arXiv:1710.06952, algorithm 1 [departure: there one who asks waits for the answer,
-and graphs are bipartite lest ranks wait for each other; here it goes on, and takes the difference that the exchange has
-made]; GoSGD, Blot et al. 2016, arXiv:1611.09726, for push; the weights of a symmetric exchange and of a pull, whatever the
-graph's, are ours.
+Memory: V for each rank that is asked, on both sides while the exchange is in flight.
+Sources: AD-PSGD, Lian et al., ICML 2018, arXiv:1710.06952, algorithm 1 [departure: there the asking rank waits for the answer,
+and graphs are bipartite to avoid deadlocks; here it continues, and applies the difference that the exchange has made]; GoSGD,
+Blot et al. 2016, arXiv:1611.09726, for push; the weights of a symmetric exchange and of a pull, for any weights of the graph,
+are ours.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ from mpiddl.strategies.mailbox import Letter, Mailbox
 from mpiddl.transport.base import Comm
 
 ASK, ANSWER, WEIGHT, HERE, ALL, NONE, DONE = range(1, 8)
-"""Tags. An exchange is asked for, and answered; the weight of what is asked with. To rank 0: this rank waits to meet; from it:
-all meet, nobody does. To all: this rank asks no more."""
+"""Tags. ASK and ANSWER: an exchange; WEIGHT: the weight of the asking rank. To rank 0: HERE, this rank waits for a meeting;
+from rank 0: ALL, all ranks meet; NONE, there is no meeting. To all: DONE, this rank makes no more requests."""
 
 WHOLE = slice(None)
 
@@ -60,9 +59,9 @@ def check_pace(pace: str) -> None:
 
 
 class Rounds:
-    """What a rank has under way: nothing of it is left where all meet, so that no checkpoint holds it.
+    """The exchanges of a rank in flight. At a meeting there are none, so checkpoints need not save them.
 
-    state, params : the strategy's, and the rank's, as they are now.
+    state, params : the strategy's current state, and the rank's current parameters.
     """
 
     state: Any
@@ -71,14 +70,14 @@ class Rounds:
     def __init__(self, comm: Any, rule: Any):
         self._comm, self._rule = comm, rule
         self._mail = Mailbox(comm, self._room)
-        self._given: dict[int, np.ndarray] = {}  # by who has been asked: the parameters as they were then
-        self._weights: dict[int, float] = {}  # by who asks: of what it sends, or how many exchanges it has under way
+        self._given: dict[int, np.ndarray] = {}  # by asked rank: the parameters at the time of asking
+        self._weights: dict[int, float] = {}  # by asking rank: the weight it sends, or its exchanges in flight
         self._here: list[int] = []
         self._done: set[int] = set()
         self._word = 0
 
     def serve(self) -> None:
-        """See to all that has come."""
+        """Process all messages that have arrived."""
         for letter in self._mail.letters():
             if letter.tag == ASK:
                 self._answer(letter)
@@ -95,7 +94,7 @@ class Rounds:
         self._decide()
 
     def ask(self) -> bool:
-        """Begin an exchange with the next rank that has none under way with this one, if there is one."""
+        """Start an exchange with the next rank that this rank waits for no answer from. Returns whether there is one."""
         number, self.state["asked"] = self.state["asked"], self.state["asked"] + 1
         peers = self._rule.peers(number, self._comm.rank, self._comm.size)
         free = [peer for peer in peers if peer not in self._given]
@@ -104,7 +103,7 @@ class Rounds:
         return bool(free)
 
     def meet(self) -> bool:
-        """Wait for the others; whether all have come, with nothing on its way, and not somebody has left for good."""
+        """Wait for a meeting. Returns True if all ranks have arrived, False if a rank has left for good."""
         self._until(self._settled)
         self._word = 0
         if self._comm.rank == 0:
@@ -115,14 +114,14 @@ class Rounds:
         return self._word == ALL
 
     def end(self) -> None:
-        """Answer whoever asks, until nobody does any more."""
+        """Answer requests until every rank has finished."""
         self._until(self._settled)
         self._done.add(self._comm.rank)
         for other in range(self._comm.size):
             if other != self._comm.rank:
                 self._mail.send(self.params[:0], other, DONE)
         self._until(lambda: len(self._done) == self._comm.size and self._mail.empty)
-        self._done.clear()  # of another run on these ranks nobody asks before all are here
+        self._done.clear()  # in a later run on these ranks, no rank asks before all have arrived
 
     def _ask(self, peer: int) -> None:
         given = self.params.copy()
@@ -158,7 +157,7 @@ class Rounds:
 
     def _answered(self, answer: Letter) -> None:
         given, change = self._given.pop(answer.source), answer.array
-        if self._rule.direction == PULL:  # what has come is, on average, of halfway: a rank takes no step back for waiting
+        if self._rule.direction == PULL:  # the answer is, on average, from halfway: waiting must not undo steps
             given += self.params
             given *= 0.5
             change -= given
@@ -172,7 +171,7 @@ class Rounds:
         self._rule.taken(self.state, self.params, WHOLE, 0, self.state["done"])
 
     def _decide(self) -> None:
-        """On rank 0: let those that wait to meet know whether they do, once that is known."""
+        """On rank 0: once decided, tell the waiting ranks whether they meet."""
         word = ALL if len(self._here) == self._comm.size else NONE if self._done else 0
         if word and self._here:
             for rank in self._here:
@@ -182,7 +181,7 @@ class Rounds:
             self._here = []
 
     def _settled(self) -> bool:
-        """Nothing that this rank has begun is under way."""
+        """No exchange started by this rank is in flight."""
         return not self._given and self._mail.empty
 
     def _until(self, over: Callable[[], bool]) -> None:
@@ -194,7 +193,7 @@ class Rounds:
         self._comm.meter.waiting += self._comm.now() - entered
 
     def _room(self, tag: int) -> np.ndarray:
-        """For a message under ``tag``."""
+        """An array for a message with ``tag``."""
         if tag == WEIGHT:
             return np.empty(1)
         filled = (tag == ASK and self._rule.direction != PULL) or (tag == ANSWER and self._rule.direction != PUSH)
@@ -203,7 +202,7 @@ class Rounds:
 
 @dataclass(frozen=True)
 class OwnPace(Strategy):
-    """Gossip by ``rule``, a `mpiddl.strategies.Gossip`, which says with whom a rank exchanges, and when."""
+    """Asynchronous gossip. ``rule``, a `mpiddl.strategies.Gossip`, selects the partner and the time of each exchange."""
 
     rule: Any
     kind: ClassVar[type[Rounds]] = Rounds
@@ -241,7 +240,7 @@ class OwnPace(Strategy):
         return self.rule.figures(comm, state, replica)
 
     def _rounds(self, comm: Any, state: Any, replica: Replica) -> Rounds:
-        """Made by the first step, of a run that is continued, too."""
+        """The exchanges in flight; created at the first step, also of a resumed run."""
         rounds: Rounds = comm.kept((self, "rounds"), lambda: self.kind(comm, self.rule))
         rounds.state, rounds.params = state, replica.params
         return rounds

@@ -1,19 +1,22 @@
-"""Asynchronous SGD: serving ranks own the parameters and every update, workers push gradients and pull at their own pace.
+"""Asynchronous SGD with a parameter server: serving ranks hold the parameters and make all updates.
 
-This is the two-sided form, which works everywhere; `mpiddl.strategies.one_sided`, the other, is taken where it can work.
+This is the two-sided form, which works everywhere. `mpiddl.strategies.one_sided` is the other form, used where it works.
 
-The last ``servers`` ranks serve, each a contiguous shard of the parameters; the others work. A worker computes a gradient at
-the parameters it has, sends each server its shard of it, and takes the shard that the server has after its update. That is the
-optimiser's, with what a subclass makes of the gradient and its delay: the updates of the shard since the worker pulled it.
+The last ``servers`` ranks serve one contiguous shard of the parameters each; all other ranks are workers. A worker computes a
+gradient at its parameters, sends each server the part for its shard (push), and receives the shard after the update (pull). The
+update is that of the optimiser. Subclasses correct the gradient by its delay (staleness): the number of updates of the shard
+since the worker pulled it.
 
-Laws: a pull is the shard as it was between two updates; a push is applied once; a shard's version is the number of pushes
-applied to it; nobody waits for a worker's computing, unless a bound is set to how far the others may be ahead of it
-(`mpiddl.strategies.bound`); with one worker the steps are those of the optimiser alone, bit for bit.
-The run takes as many pushes as all workers have steps; fast ones make more of them. All ranks meet, with nothing on its way,
-when the first server has so many more updates: it tells each worker so with its next answer, then all of them that all are
-there; a worker that has had all its answers passes that on to the other servers.
-Cost: a step of a worker, V bytes out and V bytes back; a server holds a copy of its shard for each worker, and moments.
-Source: downpour SGD, Dean et al., NIPS 2012, section 4.1, a push and a pull being one exchange.
+Laws: a pull returns the shard as it was between two updates; a push is applied once; the version of a shard is the number of
+pushes applied to it. Workers do not wait for each other's computation, unless a staleness bound is set
+(`mpiddl.strategies.bound`). With one worker the steps are those of the optimiser alone, bit for bit.
+
+The run takes ``workers x steps`` pushes; fast workers make more of them. All ranks meet, with no messages in flight, after a
+given number of updates of the first server. This server announces the meeting to each worker with its next answer. When all
+workers have arrived, it tells them so, and each worker passes this on to the other servers.
+
+Cost: per step of a worker, V bytes out and V bytes back. A server holds a copy of its shard for each worker, and the moments.
+Source: downpour SGD, Dean et al., NIPS 2012, section 4.1; push and pull are one exchange here.
 """
 
 from __future__ import annotations
@@ -35,21 +38,22 @@ from mpiddl.strategies.trial import trouble
 from mpiddl.transport.base import Comm
 
 PUSH, PULL, MEET, STOP, DONE, ALL, NONE = range(1, 8)
-"""Tags. From workers: a gradient; the worker leaves. To them: parameters; parameters, and wait whether all meet; the run is
-over. From the first server, and passed on by workers: all have come to meet; somebody has left, so nobody meets."""
+"""Tags. From workers: PUSH, a gradient; DONE, the worker leaves. To workers: PULL, parameters; MEET, parameters, and wait for
+the decision about a meeting; STOP, the run is over. From the first server, passed on by workers: ALL, all ranks meet; NONE, a
+worker has left, so there is no meeting."""
 
 AUTO, ONE_SIDED, TWO_SIDED = COMMUNICATION = "auto", "one-sided", "two-sided"
 
 
 @dataclass(frozen=True)
 class ParameterServer(Strategy):
-    """Subclasses say how a push is corrected, how far it is trusted, and whose moments it moves.
+    """Base class. Subclasses correct a push, scale its learning rate, and choose the moments that it uses.
 
-    servers : ranks that serve; 0: every rank where they work, too, which is one-sided, else one.
-    communication : "two-sided", as this file says; "one-sided", as `mpiddl.strategies.one_sided` does; "auto", one-sided where
-        that can work (`resolve`).
-    own_moments : each worker has the optimiser's moments to itself.
-    bound : steps that a worker may be ahead of the slowest, 0 or more, which is two-sided; -1: any number.
+    servers : number of serving ranks; 0: all ranks if one-sided, one rank if two-sided.
+    communication : "two-sided" (this file), "one-sided" (`mpiddl.strategies.one_sided`), or "auto": one-sided where it works
+        (`resolve`).
+    own_moments : each worker has its own moments.
+    bound : steps that a worker may be ahead of the slowest one, 0 or more (two-sided only); -1: no limit.
     """
 
     servers: int = 0
@@ -68,14 +72,14 @@ class ParameterServer(Strategy):
             raise UsageError(f"communication: got {self.communication!r}, expected one of {', '.join(COMMUNICATION)}{hint}")
 
     def resolve(self, comm: Comm) -> tuple[Strategy, str]:
-        """One-sided where ranks are processes and its trial succeeds, unless two-sided is asked for.
+        """Choose one-sided if ranks are processes and the trial succeeds, unless the user asks for two-sided.
 
         Raises
         ------
         UsageError
-            On every rank: more servers than there are ranks for.
+            On every rank: too many servers for the number of ranks.
         CommError
-            On every rank: one-sided is asked for, and cannot work.
+            On every rank: the user asks for one-sided, and it does not work here.
         """
         bounded = "a rank has to serve that holds up those that are ahead" if self.bound >= 0 else ""
         why = "" if self.communication == TWO_SIDED else bounded or trouble(comm)
@@ -90,11 +94,11 @@ class ParameterServer(Strategy):
 
     @property
     def serving(self) -> int:
-        """Ranks that serve and do nothing else."""
+        """Number of ranks that only serve."""
         return self.servers or 1
 
     def check(self, size: int) -> None:
-        """Once it is known how they communicate; before, there is nothing to be said."""
+        """Check the number of ranks, once the form of communication is known."""
         if self.communication == TWO_SIDED and size <= self.serving:
             raise UsageError(f"ranks: got {size}, expected {self.serving} to serve (servers) and one or more to work")
 
@@ -110,11 +114,11 @@ class ParameterServer(Strategy):
             raise UsageError(f"servers: got {self.serving} for {size} parameters, expected one or more each")
 
     def correct(self, state: dict[str, Any], push: Push) -> float:
-        """Correct ``push.grad`` in place; returns the factor of its rate."""
+        """Correct ``push.grad`` in place. Returns the factor for its learning rate."""
         return 1.0
 
     def arrays(self, workers: int, like: np.ndarray) -> dict[str, Any]:
-        """What `correct` keeps of a shard beside the parameters."""
+        """Arrays that `correct` keeps for a shard, beside the parameters."""
         return {}
 
     def init(self, comm: Comm, replica: Replica) -> Any:
@@ -144,14 +148,14 @@ class ParameterServer(Strategy):
         if comm.rank < workers and not state["over"]:
             for server in range(workers, comm.size):
                 self._tell(comm, server, DONE, replica)
-        if comm.rank >= workers:  # those that the time limit has ended before
+        if comm.rank >= workers:  # workers that the time limit has stopped before
             while len(state["left"]) < workers:
                 self._next(comm, state, replica, np.empty_like(replica.params), rate=0.0, budget=0)
         replica.params[:] = self.model(comm, state, replica.params)
         state["delays"] = comm.bcast(state.get("delays"), workers)
 
     def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray:
-        """Each server's shard."""
+        """The parameters, collected from the shards of all servers."""
         whole = params.copy()
         for number in range(self.serving):
             begin, end = block_bounds(params.size, self.serving, number)
@@ -168,7 +172,7 @@ class ParameterServer(Strategy):
             begin, end = self._shard(comm, replica, number)
             comm.Send(grad[begin:end], server, PUSH)
         tags, word = dict[int, int](), 0
-        while len(tags) < len(servers):  # as they come: a server that waits for us may hold up those that others wait for
+        while len(tags) < len(servers):  # in order of arrival: a server that waits for this worker may delay others
             server, tag = comm.Probe()
             if server in tags:
                 word = self._told(comm, server, replica)
@@ -209,7 +213,7 @@ class ParameterServer(Strategy):
         return Combined(grad, 0, state, stop=True)
 
     def _next(self, comm: Comm, state: Any, replica: Replica, room: np.ndarray, rate: float, budget: int) -> Push | None:
-        """The next message, received into ``room``: a push, unless a worker leaves or all pushes have been made."""
+        """Receive the next message into ``room``: a push, or None if a worker leaves or all pushes have been made."""
         workers = comm.size - self.serving
         begin, end = self._shard(comm, replica, comm.rank - workers)
         shard, grad = replica.params[begin:end], room[begin:end]
@@ -228,7 +232,7 @@ class ParameterServer(Strategy):
         return None
 
     def _answer(self, comm: Comm, state: Any, push: Push, replica: Replica, every: int, budget: int) -> bool:
-        """Count a push that has been applied, and send its worker the shard; returns whether all ranks meet now."""
+        """Count an applied push and send the shard to its worker. Returns whether all ranks meet now."""
         delays = state["delays"]
         delays[str(push.delay)] = delays.get(str(push.delay), 0) + 1
         state["version"] += 1
@@ -243,7 +247,7 @@ class ParameterServer(Strategy):
         return len(state["told"]) == push.workers and self._all_meet(comm, state, replica, every)
 
     def _let_go(self, comm: Comm, state: Any, replica: Replica, every: int = 0, budget: int = 0) -> bool:
-        """Answer those of the workers held up that may go on; returns whether all ranks meet now."""
+        """Answer the waiting workers that may continue. Returns whether all ranks meet now."""
         held, due = state["held"], self._due(comm, state, every, budget)
         free = going(state["counts"], held, state["left"], self.bound, due)
         meet = due and not free and len(held) == len(state["counts"])
@@ -254,12 +258,12 @@ class ParameterServer(Strategy):
         return meet and self._all_meet(comm, state, replica, every)
 
     def _due(self, comm: Comm, state: Any, every: int, budget: int) -> bool:
-        """Whether all ranks shall meet; the first server knows."""
+        """Whether a meeting is due. Only the first server decides this."""
         first = comm.rank == comm.size - self.serving and every and not state["left"]
         return bool(first) and (state["met"] + 1) * every <= state["version"] < budget
 
     def _hand(self, comm: Comm, state: Any, replica: Replica, worker: int, tag: int) -> None:
-        """The shard, to ``worker``."""
+        """Send the shard to ``worker``."""
         begin, end = self._shard(comm, replica, comm.rank - (comm.size - self.serving))
         state["pulled"][worker] = state["version"]
         state["before"][worker][:] = replica.params[begin:end]

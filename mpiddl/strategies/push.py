@@ -1,4 +1,4 @@
-"""A gradient that has come to a parameter server, and what is told of how late such gradients were."""
+"""A gradient that has arrived at a parameter server, and the statistics of staleness."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 @dataclass
 class Push:
-    """A gradient that has come to a server, and the shard it is of.
+    """A gradient that has arrived at a server, with its shard.
 
-    params, grad : arrays of the shard; ``grad`` is the mean over a batch, and may be overwritten.
+    params, grad : arrays of the shard; ``grad`` is the mean over a batch and may be overwritten.
     before : the shard as the worker pulled it.
-    worker, workers : who it is of, and how many there are.
-    delay : updates of the shard since then.
-    count : pushes of this worker that have been applied.
-    size : of the whole model.
-    rate : of the update that takes it.
+    worker, workers : the pushing worker, and the number of workers.
+    delay : updates of the shard since the worker pulled it.
+    count : applied pushes of this worker.
+    size : number of parameters of the whole model.
+    rate : learning rate of the update.
     """
 
     params: np.ndarray
@@ -33,7 +33,7 @@ class Push:
 
 
 def staleness(delays: dict[str, int]) -> dict[str, Any]:
-    """What pushes met: how many had which delay, the delay that half and that 95 % of them did not pass, the longest.
+    """Summarise the delays of all pushes: number of pushes, median, 95 % quantile, maximum and histogram.
 
     Examples
     --------

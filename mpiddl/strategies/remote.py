@@ -1,12 +1,13 @@
-"""Shards and ledger of another node: a thread of the rank that serves them does there what its worker asks for.
+"""Shards and ledger on another node: a thread of the serving rank executes the requests of the workers.
 
-A worker asks by a short message and gets a short answer. The gradient follows a push, the parameters come after a pull: V bytes
-out and V in for a step, as with a server of its own. The thread serves while its rank computes: compiled kernels and numpy give
-up the interpreter lock. It sleeps between two looks while nobody asks, and not while anything is on its way: both libraries
-move messages over TCP inside their calls only. Several workers are served in turns, each when its message has come.
+A worker sends a short message and gets a short answer. A push is followed by the gradient, the answer to a pull by the
+parameters: V bytes out and V bytes back per step, as with a two-sided server. The thread works while its rank computes, because
+compiled kernels and numpy release the interpreter lock. It polls without sleep while messages are in flight, because both
+libraries advance messages over TCP only inside their calls; otherwise it sleeps between two polls. It serves several workers in
+turn.
 
-Cost: a rank that serves keeps, for each worker on another node, a copy of what it has pulled and the room for a gradient, and
-its moments where each worker has its own. It needs an MPI that takes calls from several threads.
+Cost: for each worker on another node, a serving rank keeps a copy of the pulled parameters, a buffer for a gradient, and the
+worker's moments if it has its own. Needs `MPI_THREAD_MULTIPLE`.
 """
 
 from __future__ import annotations
@@ -29,36 +30,36 @@ MESSAGE, ARRAY = 1, 2
 """Tags."""
 
 PUSH, PULL, ENTER, ARRIVE, DECIDED, LEAVE = range(6)
-"""What is asked for: the first of the four numbers of a message; the others are what the functions of this name take."""
+"""Requests: the first of the four numbers of a message. The others are the arguments of the function of this name."""
 
 SHORTEST_S, LONGEST_S = 0.0001, 0.001
-"""Between two looks of a thread that nobody asks for anything, the longer the less was asked lately."""
+"""Shortest and longest sleep between two polls; the sleep grows while there are no requests."""
 
 LINGER_S = 1.0
-"""How long a thread that is to end waits for messages that are under way: after a failure nobody may take them."""
+"""Seconds that a stopping thread waits for messages in flight: after a failure no rank may receive them."""
 
 
 class Line:
-    """A worker's end: asks ``server`` and waits for the answer.
+    """The worker's side: sends requests to ``server`` and waits for answers.
 
     Parameters
     ----------
     comms : (Comm, Comm)
-        One for what is asked, one for the answers: each counts what one thread sends.
+        One for requests, one for answers: each counts the bytes of one thread.
     server : int
     limit_s : float, optional
 
     Raises
     ------
     CommError
-        If there is a limit of seconds, and no answer came within it.
+        If no answer came within ``limit_s`` seconds.
     """
 
     def __init__(self, comms: Sequence[Any], server: int, limit_s: float = float("inf")):
         (self._asks, self._answers), self._server, self._limit_s = comms, server, limit_s
 
     def start(self, *words: int, out: np.ndarray | None = None, into: np.ndarray | None = None) -> Callable[[], int]:
-        """Send the message, and a gradient ``out`` with it; what it returns waits for the answer, and parameters ``into``."""
+        """Send a request, with a gradient ``out``. Returns a function that waits for the answer and parameters ``into``."""
         message, answer = np.zeros(4, np.int64), np.zeros(1, np.int64)
         message[: len(words)] = words
         under_way = [self._answers.Irecv(answer, self._server, MESSAGE), self._asks.Isend(message, self._server, MESSAGE)]
@@ -69,7 +70,7 @@ class Line:
         return lambda: self._answer(under_way, answer)
 
     def ask(self, *words: int) -> int:
-        """Send a message, and wait for the answer."""
+        """Send a request and wait for the answer."""
         return self.start(*words)()
 
     def _answer(self, under_way: list[Any], answer: np.ndarray) -> int:
@@ -82,7 +83,7 @@ class Line:
 
 
 class RemoteShard:
-    """A shard, as a worker on another node has it; see `Shard`. The copies and moments of this worker are the server's."""
+    """A shard, as seen by a worker on another node; see `Shard`. The server holds this worker's copies and moments."""
 
     def __init__(self, line: Line):
         self._line = line
@@ -96,7 +97,7 @@ class RemoteShard:
 
 
 class RemoteLedger:
-    """The ledger, as a worker on another node has it; see `Ledger`."""
+    """The ledger, as seen by a worker on another node; see `Ledger`."""
 
     def __init__(self, line: Line):
         self._line = line
@@ -115,25 +116,25 @@ class RemoteLedger:
 
 
 class Desk:
-    """The thread of a rank that serves.
+    """The thread of a serving rank.
 
     Parameters
     ----------
     comms : (Comm, Comm)
         As for a `Line`.
     shard, ledger : Shard, Ledger
-        Of the thread's own; one that keeps no ledger is never asked about it.
+        Objects for this thread. Without a ledger there are no requests about it.
     workers : sequence of int
-        Those on other nodes.
+        Workers on other nodes.
     moments : dict of str to ndarray
-        What each of them begins with, if it has its own.
+        Initial moments of each worker, if workers have their own.
     saved : dict or None
-        What `saved` gave, to go on from.
+        The value of the attribute ``saved``, for a resumed run.
 
     Attributes
     ----------
     saved : dict
-        Of each worker, by its rank, what it has pulled and its moments: views.
+        By rank of the worker: its pulled parameters and its moments, as views.
     """
 
     def __init__(self, comms: Sequence[Any], shard: Shard, ledger: Ledger | None, workers: Sequence[int],
@@ -148,14 +149,14 @@ class Desk:
         self._thread.start()
 
     def end(self) -> None:
-        """After the last answer has been taken."""
+        """Stop the thread, after the last answer has been received."""
         self._end.set()
         self._thread.join()
 
     def _run(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # workers wait for an answer that never comes
+        except BaseException as error:  # otherwise workers would wait for ever
             self._asks.fail(error)
 
     def _serve(self) -> None:
@@ -174,7 +175,7 @@ class Desk:
                 time.sleep(pause)
 
     def _answer(self, worker: int, what: int, first: int, second: int, third: int) -> Iterator[None]:
-        """Do what ``worker`` asks for, bit by bit: yields where it would wait for a message."""
+        """Execute a request of ``worker``. Yields where it would wait for a message."""
         if what == PUSH:
             its = self.saved[str(worker)]
             grad = self._room.pop() if self._room else np.empty_like(its["params"])
@@ -192,7 +193,7 @@ class Desk:
         yield from _over(sent)
 
     def _booked(self, what: int, first: int, second: int, third: int) -> int:
-        assert self._ledger is not None  # workers ask the rank that keeps it
+        assert self._ledger is not None  # workers ask only the rank with the ledger
         if what == ENTER:
             return int(self._ledger.enter(first))
         if what == ARRIVE:

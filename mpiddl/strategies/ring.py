@@ -1,7 +1,7 @@
 """Synchronous SGD whose sums go round a ring of all ranks, node by node.
 
-With ``overlap=1`` each layer's part goes its way as soon as the backward pass has finished it. The step is that of
-`allreduce`, to rounding (with overlap the parts are cut otherwise, so the last bits differ from those without).
+With ``overlap=1`` each layer's part is sent as soon as the backward pass has finished it. The step is that of
+`allreduce`, to rounding (with overlap the parts are different, so the last bits differ from those without).
 
 Cost a step: 2 (P-1)/P V sent by each rank.
 Source: see `mpiddl.collectives.allreduce_ring`; overlap as in Das et al. 2016, arXiv:1602.06709.
@@ -22,7 +22,7 @@ from mpiddl.transport.base import IN_PLACE, Comm
 
 @dataclass(frozen=True)
 class Ring(Strategy):
-    """Sum the gradients over all ranks in every step, round a ring; ``overlap`` 1: while the rest is computed."""
+    """Sum the gradients over all ranks in every step, round a ring; ``overlap=1``: during the backward pass."""
 
     sums_gradients = True
 
@@ -37,7 +37,7 @@ class Ring(Strategy):
             return state
         moving = state.get("moving", [])
         for request in moving:
-            request.Test()  # a chance for those under way
+            request.Test()  # advances the requests in flight
         return {"moving": [*moving, iallreduce(comm, IN_PLACE, grad[part], algorithm="ring")]}
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:

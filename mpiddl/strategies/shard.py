@@ -1,8 +1,8 @@
-"""A part of the parameters in memory that the ranks of a node share: whoever pushes applies the rule himself, under its lock.
+"""A shard: a part of the parameters in memory that the ranks of a node share. The pushing rank applies the rule under its lock.
 
-A push holds the lock while the rule works on the parameters; a pull takes none: it copies what lies between two changes, and
-tries again if one came into the copy (`mpiddl.kernels.lock`). So those that pull hold nobody up, and pull what is there when
-their copy is over. Cost: a push, what the rule reads and writes; a pull, one copy of the shard.
+A push holds the lock while the rule changes the parameters. A pull takes no lock: it copies the shard, and copies again if a
+change happened during the copy (`mpiddl.kernels.lock`). Pulling ranks therefore never delay others. Cost: a push, the memory
+traffic of the rule; a pull, one copy of the shard.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ PARAMS, MOMENT = "params", "moment."
 
 
 class Shard:
-    """One shard, as a rank of its node sees it.
+    """One shard, as seen by a rank of its node.
 
     Parameters
     ----------
     comm : Comm
     rule : ParameterServer
-        What becomes of a gradient.
+        The treatment of a gradient.
     replica : Replica
-        Whose optimiser and learning rate count.
+        Gives the optimiser and the learning rate.
     span : (int, int)
-        Where the shard begins and ends in the parameters.
+        Begin and end of the shard in the parameters.
     segment : ndarray of uint8
-        The shared memory, `size_bytes` of it, zero at first.
+        The shared memory, `size_bytes` long, initially zero.
 
     Attributes
     ----------
     arrays : dict of str to ndarray
-        What lies in it: ``params``, the optimiser's moments unless each worker has its own, and what the rule keeps.
+        Contents: ``params``, the optimiser's moments unless each worker has its own, and the arrays of the rule.
     guard : Guard
-        Its lock; its changes are the pushes that have been applied.
+        Its lock, which counts the applied pushes.
     """
 
     def __init__(self, comm: Any, rule: Any, replica: Replica, span: tuple[int, int], segment: np.ndarray):
@@ -55,27 +55,27 @@ class Shard:
 
     @staticmethod
     def size_bytes(rule: Any, replica: Replica, workers: int, span: tuple[int, int]) -> int:
-        """Of a shard's segment."""
+        """Size of a shard's segment."""
         arrays = _contents(rule, replica, workers, span).values()
         return 8 * Guard.WORDS + sum(_whole_lines(array.nbytes) for array in arrays)
 
     def begin(self, saved: dict[str, Any] | None) -> None:
-        """Fill it, by the rank that serves it and before anybody looks: as it was ``saved``, or for the first time."""
+        """Fill the shard from ``saved`` or with initial values. Called by the serving rank before all other accesses."""
         for name, like in (saved or _contents(self._rule, self._replica, self._workers, self.span)).items():
             if name in self.arrays:
                 self.arrays[name][...] = like
         self.guard.changes = saved["version"] if saved else 0
 
     def saved(self) -> dict[str, Any]:
-        """What `begin` goes on from; views, of this moment."""
+        """The state for `begin`, as views."""
         return {"version": self.guard.changes, **self.arrays}
 
     def push(self, grad: np.ndarray, before: np.ndarray, worker: int, pulled: int, count: int,
              moments: dict[str, np.ndarray]) -> Callable[[], int]:
-        """Apply a gradient of ``worker``, its ``count``-th, that it took at ``before``, after ``pulled`` changes.
+        """Apply a gradient of ``worker``, computed at the parameters ``before``, which were pulled after ``pulled`` changes.
 
-        ``moments`` are the worker's own, for rules that give it some. What it returns tells, once it is called, how many
-        changes there were before this one: a shard of another node has taken the push when that returns.
+        ``count`` is the number of the worker's pushes so far. ``moments`` are the worker's own, for rules that use them.
+        Returns a function; its result is the number of changes before this one. When it returns, the push has been applied.
         """
         own, params = self._rule.own_moments, self.arrays[PARAMS]
         with self.guard.changing() as version:
@@ -86,13 +86,13 @@ class Shard:
         return lambda: version
 
     def pull(self, into: np.ndarray) -> Callable[[], int]:
-        """Copy the parameters as they were after so many changes as are told by what it returns, once that is called."""
+        """Copy the parameters. Returns a function; its result is the number of changes that the copy contains."""
         version = self.guard.copy(self.arrays[PARAMS], into)
         return lambda: version
 
 
 def _contents(rule: Any, replica: Replica, workers: int, span: tuple[int, int]) -> dict[str, np.ndarray]:
-    """What lies in a shard, as it is at first."""
+    """Initial contents of a shard."""
     part = slice(*span)
     moments = {} if rule.own_moments else {f"{MOMENT}{name}": moment[part] for name, moment in replica.moments.items()}
     return {PARAMS: replica.params[part], **moments, **rule.arrays(workers, replica.params[part])}

@@ -1,11 +1,12 @@
 """Stale synchronous parallel: asynchronous SGD in which no worker is more than ``bound`` steps ahead of the slowest.
 
-With bound 0 it is bulk-synchronous: all compute on the same parameters, and the updates are applied one after the other. Cost:
-`parameter_server`, always two-sided, since a rank has to serve that holds up those that are ahead.
+With bound 0 it is bulk-synchronous: all workers compute at the same parameters, and the updates are applied one after the
+other.
+Cost: as `parameter_server`, always two-sided, because a serving rank must make fast workers wait.
 Source: Ho et al., NIPS 2013, "More effective distributed ML via a stale synchronous parallel parameter server"; see
 `mpiddl.strategies.bound`.
-Laws: with a bound that nobody reaches it is `asgd`, bit for bit, between two meetings; with bound 0, `sgd` and a constant rate
-it is `allreduce` at as many times the rate as there are workers, to rounding.
+Laws: with a bound that no worker reaches it is `asgd`, bit for bit, between two meetings; with bound 0, `sgd` and a constant
+learning rate it is `allreduce` with that rate times the number of workers, to rounding.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Staleness-aware asynchronous SGD: a gradient's rate is divided by its delay.
+"""Staleness-aware asynchronous SGD: the learning rate of a gradient is divided by its delay.
 
-w <- w - eta / max(tau, 1) g, with the optimiser's momentum where it has one. Cost: `parameter_server`.
+w <- w - eta / max(tau, 1) g, with the optimiser's momentum if it has one. Cost: as `parameter_server`.
 Source: Zhang et al., IJCAI 2016, arXiv:1511.05950. Law: with delays of 0 and 1 it is `asgd`.
 """
 
@@ -15,7 +15,7 @@ from mpiddl.strategies.push import Push
 
 @dataclass(frozen=True)
 class StalenessAware(ParameterServer):
-    """Damp by the delay."""
+    """Parameter server that divides the learning rate by the delay."""
 
     def correct(self, state: dict[str, Any], push: Push) -> float:
         return 1 / max(push.delay, 1)

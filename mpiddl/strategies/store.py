@@ -1,4 +1,4 @@
-"""Where the workers of a parameter server push to and pull from: shards that ranks serve beside their own work."""
+"""The store of a one-sided parameter server: shards that ranks serve beside their own training."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from mpiddl.strategies.shard import Shard
 from mpiddl.topology import neighbours
 
 PAUSE_S = 0.001
-"""Between two looks of a worker that waits for the others to meet: they compute."""
+"""Seconds between two polls of a worker that waits for a meeting."""
 
 BOOK = 8 * Ledger.WORDS
-"""Bytes of the ledger."""
+"""Size of the ledger in bytes."""
 
 
 class Store:
-    """The shards of a model, one for each of the last ``rule.servers`` ranks, and the ledger, which the first of these keeps.
+    """The shards of a model, one on each of the last ``rule.servers`` ranks. The first of these ranks also keeps the ledger.
 
     Parameters
     ----------
     comm : Comm
-        Of all workers; each of them works, and those that serve serve as well.
+        All ranks; all of them train.
     rule : ParameterServer
     replica : Replica
     saved : dict or None
-        This rank's part as `saved` gave it, to go on from.
+        This rank's part from `saved`, for a resumed run.
     limit_s : float, optional
-        Seconds within which another rank has to answer.
+        Time limit for an answer of another rank.
 
     Attributes
     ----------
     shards : list of Shard or RemoteShard
-        As this rank has them: those of its node in shared memory, others by message.
+        Those of this rank's node in shared memory, others through messages.
     spans : list of (int, int)
-        Where each begins and ends in the parameters.
+        Begin and end of each shard in the parameters.
     order : list of int
-        In which to go through them: those of other nodes first, so that they are under way; each rank begins with another.
+        Order of access: shards of other nodes first. Each rank begins with a different shard.
     ledger : Ledger or RemoteLedger
 
     Communication
     -------------
-    Collective over ``comm``: shared memory for each node, where there are several two duplications, and a barrier.
+    Collective over ``comm``: shared memory for each node, a barrier, and with several nodes two duplications.
     """
 
     def __init__(self, comm: Any, rule: Any, replica: Replica, saved: dict[str, Any] | None = None,
@@ -72,14 +72,14 @@ class Store:
         comm.Barrier()
 
     def saved(self) -> dict[str, Any] | None:
-        """What this rank serves, as the state of a strategy; views, of this moment."""
+        """The part that this rank serves, as views, for the state of a strategy."""
         if self._mine < 0:
             return None
         met = self._book().met if self._mine == 0 else 0
         return {**self.shards[self._mine].saved(), "met": met, "far": self._desk.saved if self._desk else {}}
 
     def meet(self, version: int, every: int, budget: int) -> bool:
-        """Wait for the others, if a meeting is due; returns whether all are there, with nothing on its way."""
+        """Wait for the other ranks if a meeting is due. Returns whether all ranks meet; then no messages are in flight."""
         number, answer = self.ledger.arrive(version, every, budget), 0
         if not number:
             return False
@@ -89,13 +89,13 @@ class Store:
         return answer > 0
 
     def count(self) -> None:
-        """Let the communicator's meter know what has been sent to other nodes since the last time."""
+        """Add the bytes sent to other nodes since the last call to the communicator's meter."""
         total = sum(line.meter.bytes for line in self._lines)
         self._comm.meter.sent(total - self._counted, 0)
         self._counted = total
 
     def Free(self) -> None:
-        """Collective; the shards must not be touched afterwards. Nobody may be waiting for an answer."""
+        """Collective. The shards must not be used afterwards, and no rank may be waiting for an answer."""
         if not self.freed:
             self.freed = True
             if self._desk:
@@ -104,13 +104,13 @@ class Store:
             self._memory.Free()
 
     def _size_bytes(self) -> int:
-        """Of this rank's part of the shared memory."""
+        """Size of this rank's part of the shared memory."""
         if self._mine < 0:
             return 0
         return Shard.size_bytes(*self._parts, self._comm.size, self.spans[self._mine]) + BOOK * (self._mine == 0)
 
     def _begin(self, saved: dict[str, Any] | None) -> None:
-        """Fill what this rank serves."""
+        """Fill the shard and the ledger of this rank."""
         if self._mine >= 0:
             own = self._shard(self._mine)
             own.begin(saved)

@@ -1,9 +1,9 @@
 """Synchronous SGD whose sums are one binary tree over the virtual shards: the same bits on every number of ranks.
 
-Every shard's gradient is a leaf, made of the shard's rows alone. A rank adds up its own shards, and the collective goes on
+The gradient of each shard, computed from its rows alone, is a leaf. A rank adds its own shards, and the collective continues
 in the same tree over ranks. If the number of ranks divides a number of shards that is a power of two, each rank holds a
-whole branch, and neither the terms nor the order of any addition depends on who holds which. Bytes do not grow.
-`mpiddl.strategies.reproducible` takes it in the place of `allreduce` and its like.
+complete branch, and the additions do not depend on the distribution of the shards. The number of bytes does not grow.
+`mpiddl.strategies.reproducible` uses it in place of `allreduce` and similar strategies.
 
 Cost a step: 2 (N-1)/N V sent by a node, N nodes; for each shard of a rank a gradient written and added, so about 3 V of
 memory traffic a shard.
@@ -36,7 +36,7 @@ class Tree(Strategy):
         if comm.size == 1:
             return Combined(grad, step.total, state)
         reduction = self._reduction(comm, grad.size, grad.dtype)
-        if grad is not reduction.input:  # a strategy before this one has made it
+        if grad is not reduction.input:  # made by a previous strategy of a chain
             reduction.input[:] = grad
         return Combined(reduction(), step.total, state)
 

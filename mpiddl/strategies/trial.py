@@ -1,8 +1,9 @@
-"""Whether ranks can work on one memory: tried at the start of a run, before anything depends on it.
+"""Trial of shared memory at the start of a run with a one-sided parameter server.
 
-Every rank of a node changes the same words some times, under their lock: it adds one and stamps all others as its own; and
-copies them in between. Then there are as many changes as were made, and no copy held two stamps. Where there are several nodes
-the same is then tried through the threads that serve them. Cost: some milliseconds, and a millisecond a rank between nodes.
+Every rank of a node changes the same words several times under their lock: it adds one to a counter, writes its stamp into all
+other words, and copies them in between. The trial succeeds if the counter is correct and no copy holds two different stamps.
+With several nodes the same is tried through the serving threads. Cost: a few milliseconds, and one millisecond per rank between
+nodes.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from mpiddl.topology import neighbours
 from mpiddl.transport.guard import Guard
 
 TIMES, SIZE = 25, 512
-"""Changes by each rank, and the words of each: more than fits into a cache line, little enough for a cache."""
+"""Changes by each rank, and words per change: more than a cache line, less than a cache."""
 
 LIMIT_S = 20.0
-"""After which a lock is called broken: a hundred ranks that share a core take their turns in less."""
+"""Seconds after which a lock counts as broken. A hundred ranks on one core need less."""
 
 
 def trouble(comm: Any) -> str:
-    """Why the ranks of ``comm`` cannot work on one memory; nothing if they can. The same on every rank.
+    """The reason why one-sided communication does not work on ``comm``, or "". The same on every rank.
 
     Communication
     -------------
@@ -47,17 +48,17 @@ def trouble(comm: Any) -> str:
 
 
 def _compile(local: Any) -> None:
-    """The kernels, by one rank of a node first; the others find them in numba's cache."""
+    """Compile the kernels on one rank of each node; the others load them from numba's cache."""
     if local.rank == 0:
         _change(Guard(local, np.zeros(Guard.WORDS, np.int64)), np.zeros(SIZE, np.int64), 0, 1)
     local.patient_barrier()
 
 
 def _on_node(local: Any) -> str:
-    """What is wrong on this node, as this rank sees it."""
+    """The problem on this node, as seen by this rank, or ""."""
     try:
         memory = local.share(8 * (Guard.WORDS + SIZE) if local.rank == 0 else 0)
-    except Exception as error:  # of ours, or of whichever MPI library
+    except Exception as error:  # of mpiddl or of the MPI library
         return f"a node has no shared memory ({error})"
     words = memory.segments[0].view(np.int64)
     guard, data, torn, failure = Guard(local, words[: Guard.WORDS], LIMIT_S), words[Guard.WORDS :], 0, ""
@@ -74,7 +75,7 @@ def _on_node(local: Any) -> str:
 
 
 def _between_nodes(comm: Any) -> str:
-    """What is wrong with messages to threads that serve: every rank serves a shard, and stamps all of them."""
+    """The problem with serving threads, or "". Every rank serves a shard and stamps all shards."""
 
     def add(params: np.ndarray, grad: np.ndarray, *rest: Any) -> None:
         params += grad
@@ -102,7 +103,7 @@ def _between_nodes(comm: Any) -> str:
 
 
 class _Stamps(NamedTuple):
-    """A rule by which the parameters become the gradient."""
+    """A rule that replaces the parameters by the gradient."""
 
     servers: int
     own_moments: bool = False
@@ -116,7 +117,7 @@ class _Stamps(NamedTuple):
 
 
 def _change(guard: Guard, data: np.ndarray, stamp: int, times: int) -> int:
-    """Change and copy; returns how many copies held two stamps."""
+    """Change and copy ``times`` times. Returns the number of copies with two different stamps."""
     copy, torn = np.empty_like(data), 0
     for _ in range(times):
         with guard.changing():

@@ -1,21 +1,21 @@
-"""When a model has changed enough to be exchanged.
+"""Triggers of adaptive exchanges: the rule that a model has changed enough.
 
-d = ||w - w_last|| / ||w_last||, w_last being the model after the last exchange; an exchange is wanted if d reaches a
-threshold, and at the latest after so many steps of silence. The threshold is one of
+The change is d = ||w - w_last|| / ||w_last||, where w_last is the model after the last exchange. A rank wants an exchange if d
+reaches a threshold, or after ``silence`` steps without an exchange. The threshold is one of
 
 fixed       theta
-rate        theta times the learning rate, as a part of its largest so far
-slope       theta times what d had grown by in a step, on average, when it was last looked at before the last exchange
-calibrated  what leads to a given share of the steps: the first d after as many steps as that means, then more after each
-            exchange, less after each step without, by what there is left to do in the steps that are left
+rate        theta times the learning rate, relative to the largest learning rate so far
+slope       theta times the growth of d per step, measured before the last exchange
+calibrated  adapts so that exchanges take place in a given share of the steps: it starts with the first d after 1 / share steps,
+            rises after each exchange and falls after each step without one, by the exchanges and steps that are left
 
 Communication: none. Memory: V.
 Sources: Ho, Wu and Liu, CCGRID 2018, for d [interpretation: the relative change of the whole model, in the 2-norm];
 EventGraD, Ghosh and Gupta, MLHPC 2020, and Ghosh, Aquino and Gupta 2021, arXiv:2103.07454, for ``slope`` [interpretation: theta
-is its horizon], which takes the change of the norm, | ||w|| - ||w_last|| |, of each tensor for itself:
+is its horizon], which uses the change of the norm, | ||w|| - ||w_last|| |, of each tensor separately:
 trigger=norm,threshold=slope,tensors=1.
-Departures: the norm of the change is the default, since a model can turn at the same norm; it is a part of ||w_last||, which
-EventGraD's is not, and ``slope`` is that of one exchange, not the mean of several; the calibration is ours.
+Departures: the default is the norm of the change, because a model can change at constant norm; d is relative to ||w_last||, in
+EventGraD it is absolute; ``slope`` uses one exchange, not the mean of several; the calibration is ours.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ CHANGE, NORM = TRIGGERS = "change", "norm"
 FIXED, RATE, SLOPE = THRESHOLDS = "fixed", "rate", "slope"
 
 GAIN = 15
-"""By what power of e a calibrated threshold would rise by all the exchanges that are left to do, as many as there are now."""
+"""A calibrated threshold would rise by e to this power if all remaining exchanges took place at once."""
 
 FEW = 4
-"""Exchanges left from which on that power does not grow any more."""
+"""The step of the calibration does not grow when fewer exchanges than this are left."""
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """The rule; a strategy's state holds what it has to remember (`state`).
+    """The rule of a trigger. Its variables are part of the strategy's state (`state`).
 
     Parameters
     ----------
     theta : float
-        0 or more.
+        The threshold, 0 or more.
     traffic : float
-        Share of the steps that an exchange is wanted in, up to 1; 0: theta is not calibrated.
+        Share of the steps with an exchange, up to 1; 0: no calibration, theta is used.
     trigger : str
         ``change``, the norm of the change; ``norm``, the change of the norm.
     threshold : str
         ``fixed``, ``rate`` or ``slope``.
     silence : int
-        Longest, in steps; 0: any.
+        Largest number of steps without an exchange; 0: no limit.
     """
 
     theta: float
@@ -79,18 +79,18 @@ class Trigger:
             raise UsageError(f"silence: got {self.silence}, expected a number of steps, or 0 for any")
 
     def check(self, period: int) -> None:
-        """Raise a `UsageError` if rounds that are ``period`` steps apart are too few for the share of the steps."""
+        """Raise a `UsageError` if rounds every ``period`` steps are too few for ``traffic``."""
         if self.traffic * period > 1:
             raise UsageError(f"traffic: got {self.traffic} beside period={period}, expected up to 1 / {period} of the steps")
 
     def state(self, params: np.ndarray, parts: Sequence[slice], begun: int = 0) -> dict[str, Any]:
-        """Of a strategy, ``begun`` steps having been done; ``parts`` of the parameters are looked at each for itself."""
+        """Entries of a strategy's state after ``begun`` steps. Each of ``parts`` of the parameters has its own trigger."""
         return {"last": params.copy(), "at": np.full(len(parts), begun), "seen": np.full(len(parts), begun), "begun": begun,
                 "changes": np.zeros(len(parts)), "thresholds": np.zeros(len(parts)), "moves": np.zeros(len(parts), np.int64),
                 "peak": 0.0}
 
     def wants(self, state: dict[str, Any], params: np.ndarray, parts: Sequence[slice], step: Step) -> np.ndarray:
-        """Which parts of ``params`` (n,) this rank wants to exchange after ``step``, bool (parts,)."""
+        """Parts of ``params`` (n,) that this rank wants to exchange after ``step``, bool (parts,)."""
         state["peak"] = max(state["peak"], step.rate)
         since = step.index + 1 - state["at"]
         changes = state["changes"]
@@ -106,7 +106,7 @@ class Trigger:
         return quiet | fresh | ((changes >= thresholds) & (thresholds > 0))
 
     def change(self, params: np.ndarray, last: np.ndarray) -> float:
-        """How far ``params`` are from ``last``, in norms of ``last``."""
+        """Distance of ``params`` from ``last``, divided by the norm of ``last``."""
         size = float(np.linalg.norm(last))
         far = float(np.linalg.norm(params - last)) if self.trigger == CHANGE else abs(float(np.linalg.norm(params)) - size)
         if not far:
@@ -114,7 +114,7 @@ class Trigger:
         return far / size if size else inf
 
     def taken(self, state: dict[str, Any], params: np.ndarray, part: slice, number: int, index: int) -> None:
-        """Part ``number`` has been exchanged, ``index`` steps having been done."""
+        """After an exchange of part ``number``; ``index`` is the number of finished steps."""
         seen = state["seen"][number]
         if self.threshold == SLOPE and seen > state["at"][number] and state["changes"][number] < inf:
             state["thresholds"][number] = self.theta * state["changes"][number] / (seen - state["at"][number])
@@ -122,7 +122,7 @@ class Trigger:
         state["at"][number] = index
 
     def calibrate(self, state: dict[str, Any], moved: np.ndarray, steps: int, left: int) -> None:
-        """After a round of a run of ``steps`` steps, with ``left`` rounds to come; ``moved`` (parts,): exchanges in it."""
+        """Adapt thresholds after a round: ``moved`` (parts,) exchanges in it, ``left`` more to come, ``steps`` in the run."""
         if not self.traffic:
             return
         state["moves"] += moved

@@ -1,6 +1,6 @@
 """Synchronous SGD whose sums go through shared memory inside a node and by rings across nodes.
 
-The gradient is made in memory that the node's ranks share, and the update reads the one sum of the node: nothing is copied. The
+The gradient is computed in shared memory of the node, and the update reads the one sum of the node: nothing is copied. The
 step is that of `allreduce`, to rounding.
 
 Cost a step: 2 (N-1)/N V sent by a node, N nodes, by all its ranks in parallel (form=leader: by one of them).
@@ -24,7 +24,7 @@ FORMS = ("slices", "leader")
 
 @dataclass(frozen=True)
 class TwoStep(Strategy):
-    """Sum the gradients over all ranks in every step, in two steps; ``form`` says who talks to other nodes."""
+    """Sum the gradients over all ranks in every step, in two steps. ``form``: all ranks or one leader talk to other nodes."""
 
     sums_gradients = True
 
@@ -41,7 +41,7 @@ class TwoStep(Strategy):
         if comm.size == 1:
             return Combined(grad, step.total, state)
         reduction = self._reduction(comm, grad.size, grad.dtype)
-        if grad is not reduction.input:  # a strategy before this one has made it
+        if grad is not reduction.input:  # made by a previous strategy of a chain
             reduction.input[:] = grad
         return Combined(reduction(), step.total, state)
 
