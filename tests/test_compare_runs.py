@@ -76,7 +76,7 @@ def test_a_comparison_that_is_killed_goes_on(job, tmp_path, command):
     done = command(*words)
     assert done.returncode == 0, done.stderr
     assert cells.read_text().startswith(before) and len(cells.read_text().splitlines()) == 2
-    assert "2 runs on the simulated clock: 1 there, 1 to do" in done.stderr, done.stderr
+    assert "2 runs on the simulated clock: 1 done, 1 to do" in done.stderr, done.stderr
     until = time.monotonic() + 5
     while ranks(tmp_path) and time.monotonic() < until:  # a killed comparison's run ends by itself
         time.sleep(0.05)
@@ -95,7 +95,7 @@ def test_on_mpi_ranks(job, tmp_path, command):
     assert done.returncode == 0, done.stderr
     rows, _ = read(tmp_path)
     assert (rows[0]["ranks"], rows[0]["egress_mb"]) == (2, None)  # one host: no links
-    assert rows[0]["accuracy"]["value"] > 30 and done.stdout.startswith("- Take asgd")
+    assert rows[0]["accuracy"]["value"] > 30 and done.stdout.startswith("Take asgd")
 
 
 def ranks(tmp_path):
@@ -123,7 +123,7 @@ def test_a_run_that_loses_a_rank_is_told_and_run_again(job, tmp_path, command):
     assert lost["error"] and "[1/2] two-step, 2 workers, seed 1: FAILED" in said
     assert kept["accuracy"] > 0.3  # the next one went on
     done = command(*words)
-    assert done.returncode == 0 and "1 there, 1 to do" in done.stderr, done.stderr
+    assert done.returncode == 0 and "1 done, 1 to do" in done.stderr, done.stderr
     rows, runs = read(tmp_path)
     assert [row["seeds"] for row in rows] == [[1], [1]] and not rows[0]["failed"]
     assert all(run["samples"] == 2 * 1293 and len(run["curve"]) == 2 for run in runs) and not ranks(tmp_path)
@@ -180,7 +180,7 @@ def test_an_end_by_signal_keeps_what_there_is(job, tmp_path):
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=20)
-    assert process.returncode == 128 + signal.SIGTERM and "the same command goes on from there" in said
+    assert process.returncode == 128 + signal.SIGTERM and "The same command continues" in said
     assert not list(tmp_path.glob("out/.cell*")) and not ranks(tmp_path)
     assert not list(tmp_path.glob("out/failed/*"))  # they have not failed
 

@@ -270,7 +270,7 @@ def test_one_strategy_alone_and_equal_values():
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 @pytest.mark.parametrize("broken", [None, 1])
 def test_a_verdict_is_at_most_three_sentences(target, seeds, broken):
-    grid = grid_of("two-step", "ring", "local-sgd", "gossip", "asgd", seeds=seeds, target=target)
+    grid = grid_of("two-step", "ring", "local-sgd", "gossip", "asgd", seeds=seeds, target=target, baseline="asgd")
     told = [noisy(*range(8 + k, 8 + k + seeds), sent=10**6 * (k + 1)) for k in range(5)]
     if broken is not None:
         told[broken] = [{"error": "no"}] * seeds
