@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
               strategy: Strategy, choice: str) -> Iterator[Session]:
     data, model = _agreed_data(control, job, request)
     with agreed(control):
+        import_module("mpiddl.kernels.update")  # and numba: all ranks raise together what keeps kernels from loading
         optimiser = _optimiser(job, request)
         layout = _layout(job, data, link.size, earlier)
         placement = strategy.placement(layout.shards, link.rank, link.size)
