@@ -73,7 +73,7 @@ def strings(labels: RowArray) -> np.ndarray | None:
         return None
     if odd:
         came = values[odd[0]]
-        raise DataError(f"{labels.name}: row {odd[0]} holds the label {came!r}, a string was expected as in other rows")
+        raise DataError(f"{labels.name}: row {odd[0]}: got the label {came!r}, expected a string as in other rows")
     return np.array(values).reshape(found.shape)
 
 
@@ -95,7 +95,7 @@ def numbered(labels: RowArray, names: Sequence[str] | None = None) -> tuple[tupl
     found = strings(labels)
     if found is None:
         if names:
-            raise DataError(f"{labels.name}: {labels.dtype} came as labels, {shown_names(names)} were expected as in training")
+            raise DataError(f"{labels.name}: got {labels.dtype} as labels, expected {shown_names(names)} as in training")
         return None, labels
     own, numbers = np.unique(found, return_inverse=True)
     numbers = numbers.reshape(found.shape)
@@ -103,7 +103,7 @@ def numbered(labels: RowArray, names: Sequence[str] | None = None) -> tuple[tupl
         names = tuple(own.tolist())
         if len(names) > max(FEW_LABELS, len(found) // 2):
             raise DataError(
-                f"{labels.name}: {len(names)} different strings came in {len(found)} rows, labels that repeat were expected; "
+                f"{labels.name}: got {len(names)} different strings in {len(found)} rows, expected labels that repeat; "
                 f"turn numbers that are written as strings into floats with y.astype(float)"
             )
     else:
