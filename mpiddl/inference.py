@@ -149,7 +149,7 @@ def _open(trained: Trained, data: str | None) -> Data:
     found = open_data(name, search_path(os.environ), task=task, test_fraction=trained.job.test_fraction, class_names=names)
     if tuple(names or ()) != (found.class_names or ()):
         came = shown_names(found.class_names)
-        raise DataError(f"data: {found.name} has {came}, the model was trained on {shown_names(names)}")
+        raise DataError(f"data: {found.name}: got {came}, expected {shown_names(names)}, as the model was trained on them")
     wanted = trained.about["data"]["features"]
     if found.features != wanted:
         raise DataError(f"data: got {found.name} with {found.features} features, expected {wanted} as in training")

@@ -151,7 +151,7 @@ def _network(found: Checkpoint, job: Job, flag: str) -> MLP:
     """The network that a checkpoint describes; code that it names is not imported."""
     about = dict(found.manifest["model"])
     kind = about.pop("kind", None)
-    if kind != "MLP":
+    if kind != "MLP" or "sizes" not in about:  # a user's class may have this name, too
         name = job.model if is_reference(job.model) else f"MODULE:{kind}"
         remedy = f"{flag} {name}" if flag else f"mpiddl.load({str(found.path)!r}, model={kind}(...))"
         raise CheckpointError(f"{found.path}: holds a model of your own ({kind}), expected it beside the checkpoint: {remedy}")

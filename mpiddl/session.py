@@ -249,7 +249,7 @@ def _layout(job: Job, data: Data, size: int, earlier: Path | None) -> Layout:
         names = tuple(before.get("data", {}).get("class_names") or ())
         if names != (data.class_names or ()):
             came = shown_names(data.class_names)
-            raise CheckpointError(f"{earlier}: written by a run on {shown_names(names)}, data has {came}")
+            raise CheckpointError(f"data: got {came}, expected {shown_names(names)}, as the run in {earlier} has them")
     elif job.reproducible:
         shards = job.shards or DEFAULT_SHARDS  # never of the ranks' making: other shards are other bits
     else:

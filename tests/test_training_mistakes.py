@@ -75,7 +75,7 @@ WRONG = [
     ((Linear(), (X, Y[:-1])), MpiddlError, "60"),
     ((Linear(), (X.astype(object), Y)), MpiddlError, "object"),
     ((Linear(), (X * np.nan, Y)), MpiddlError, "nan|finite"),
-    (("mlp", (X, Y.astype(str))), MpiddlError, "60 different strings came in 60 rows"),
+    (("mlp", (X, Y.astype(str))), MpiddlError, "got 60 different strings in 60 rows"),
     (("mlp", (X, -np.arange(60))), MpiddlError, "label -1"),
 ]
 

@@ -64,7 +64,7 @@ class ArraySource:
         if self.class_names:
             classes = len(self.class_names)
             if task == "regression":
-                raise DataError(f"{self._y.name}: strings came, numbers were expected as targets of a regression")
+                raise DataError(f"{self._y.name}: got strings, expected numbers as targets of a regression")
         self.task = task_of(self._y, task)
         self.n = self._x.shape[0]
         self.shape = self._x.shape[1:]
@@ -225,7 +225,7 @@ def arrays_data(
         train = ArraySource(x, y, classes=max(train.classes, seen or 0), task=train.task)
     test = ArraySource(x_test, y_test, classes=train.classes, task=train.task, class_names=train.class_names)
     if test.class_names != train.class_names:
-        raise DataError(f"{y_test.name}: strings came, class numbers were expected as in training")
+        raise DataError(f"{y_test.name}: got strings, expected class numbers as in training")
     for what in ("shape", "targets"):
         if getattr(train, what) != getattr(test, what):
             raise DataError(
