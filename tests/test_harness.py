@@ -61,13 +61,26 @@ def test_serial():
     assert False
 """
 
-HANGS = {"in a collective": "comm.recv()", "holding the interpreter lock": "ctypes.PyDLL(None).sleep(99)"}
+HANGS = {"in a collective": "comm.recv()", "holding the interpreter lock": "ctypes.PyDLL(None).sleep(250)"}
 
+# The limit begins with the hang, and a rank that has shown its stacks waits until the other ones have, too.
 HANG = """
+import conftest, glob, harness.alarm, types
+
+def last_words(seconds):
+    open(f"said-{{conftest.WORLD.rank}}", "w").close()
+    while {awaited} and len(glob.glob("said-*")) < conftest.WORLD.size:
+        time.sleep(0.01)
+
+harness.alarm.time = types.SimpleNamespace(sleep=last_words)
+
 @pytest.mark.mpi
-@pytest.mark.limit(1)
-def test_hang(comm):
-    {}
+@pytest.mark.limit(200)
+def test_hang(comm, request):
+    assert conftest._limit(request.node) == 200
+    comm.Barrier()
+    request.config.stash[conftest.ALARM].set(1, "test_hang")
+    {hang}
 """
 
 
@@ -102,7 +115,8 @@ def test_ranks_share_outcomes(pytest_on):
 
 @pytest.mark.parametrize("where", HANGS)
 def test_a_hang_ends_the_job_and_is_shown(pytest_on, where):
-    ended = pytest_on(2, HANG.format(f"if comm.rank: {HANGS[where]}"))
+    awaited = where == "in a collective"
+    ended = pytest_on(2, HANG.format(hang=f"if comm.rank: {HANGS[where]}", awaited=awaited))
     assert ended.returncode != 0
     assert "test_hang: no end within 1 s; the job ends." in ended.stderr
     if where == "in a collective":
@@ -110,7 +124,7 @@ def test_a_hang_ends_the_job_and_is_shown(pytest_on, where):
 
 
 def test_a_lone_rank_that_holds_the_interpreter_lock_is_ended(pytest_on):
-    ended = pytest_on(1, HANG.format(HANGS["holding the interpreter lock"]))
+    ended = pytest_on(1, HANG.format(hang=HANGS["holding the interpreter lock"], awaited=False))
     assert ended.returncode != 0
     assert re.search(r"test_it.py.* in test_hang", ended.stderr)
 
@@ -157,12 +171,16 @@ child = subprocess.Popen([{sys.executable!r}, "-c", "import time; time.sleep(99)
 print(child.pid, flush=True)
 """
     env = jobs.environment(sys.executable)
-    child = int(jobs.run([sys.executable, "-c", script], env, 20).stdout)
+    child = int(jobs.run([sys.executable, "-c", script], env, 200).stdout)
     assert not Path(f"/proc/{child}/cmdline").exists() or Path(f"/proc/{child}/cmdline").read_bytes() == b""
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_command_without_an_end_is_ended_and_shown(command, mpirun, ranks):
     run = functools.partial(mpirun, ranks) if ranks else command
-    with pytest.raises(TimeoutError, match="no end within 2 s; it said\nso far"):
-        run("sh", "-c", "echo so far; sleep 99", timeout_s=2)
+    for limit_s in (2, 20, 200):
+        with pytest.raises(TimeoutError, match=f"no end within {limit_s} s; it said\n") as late:
+            run("sh", "-c", "echo so far; sleep 999", timeout_s=limit_s)
+        if "so far" in str(late.value):  # else it had not begun
+            break
+    assert "it said\nso far" in str(late.value)

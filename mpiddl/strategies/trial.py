@@ -21,7 +21,7 @@ from mpiddl.transport.guard import Guard
 TIMES, SIZE = 25, 512
 """Changes by each rank, and the words of each: more than fits into a cache line, little enough for a cache."""
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 """After which a lock is called broken: a hundred ranks that share a core take their turns in less."""
 
 

@@ -32,8 +32,9 @@ from mpiddl.transport.base import (
 from mpiddl.transport.shared import SharedMemory
 from mpiddl.transport.start import load_mpi, start_mpi
 
-# How long a failing rank waits for the others to fail too before it calls its failure a lone one and ends the job.
-GRACE_S = 3.0
+# How long a failing rank waits for the others to fail too before it calls its failure a lone one and ends the job. Ranks that
+# share busy cores fail seconds apart.
+GRACE_S = 10.0
 
 _STARTED: list[Any] = []
 
