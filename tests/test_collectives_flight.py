@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -189,10 +188,9 @@ def test_a_progress_thread_completes_them_while_the_main_thread_makes_no_call(li
     mine, total = given(comm.rank, 50_000, "d"), np.empty(50_000)
     with progress(comm) as moving:
         request = moving.on(iallreduce(comm, mine, total, algorithm=algorithm))
-        deadline = time.monotonic() + 30
-        while not request._over and time.monotonic() < deadline:  # looks, without moving it
-            time.sleep(0.001)
-        assert request._over
+        over = threading.Event()
+        request.then(over.set)
+        over.wait()  # without moving it
         np.testing.assert_array_equal(total, fold(comm.size, 50_000, "d", SUM))
         request.Wait()
     assert not any(thread.name == "mpiddl progress" for thread in threading.enumerate())
@@ -287,8 +285,7 @@ def test_a_progress_thread_that_ends_while_it_finds_nothing_to_do(link, monkeypa
 
     monkeypatch.setattr(moving._news, "clear", clear_late)
     moving.wake()
-    moving._thread.join(10)
-    assert not moving._thread.is_alive()
+    moving._thread.join()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -372,9 +369,10 @@ def test_a_failure_inside_is_raised_by_wait_whoever_met_it(link, before):
             request.Test()
     if before == "progress":
         with progress(link) as moving:
+            over = threading.Event()
+            request.then(over.set)
             moving.on(request)
-            while not request._over:
-                time.sleep(0.001)
+            over.wait()
     for _ in range(2):
         with pytest.raises(Odd, match="inside"):
             request.Wait()

@@ -27,7 +27,7 @@ REPEATED = {"8 nodes x 1 rank", "2 nodes x 4 ranks"}
 def test_bytes_on_the_links(layout, namespaces):
     hosts, ranks, order = LAYOUTS[layout]
     with Testbed(hosts=hosts) as bed:
-        done = bed.run([sys.executable, str(PROGRAM), str(SIZE)], ranks_per_host=ranks, order=order, timeout_s=45)
+        done = bed.run([sys.executable, str(PROGRAM), str(SIZE)], ranks_per_host=ranks, order=order, timeout_s=250)
     assert done.returncode == 0, done.output
     found = json.loads(done.output.splitlines()[-1])
     assert found["topology"] == layout

@@ -190,7 +190,7 @@ def test_why_a_run_has_failed_is_told(code, text, said):
     ({"target": 0.9}, {"validation": 0.0}, "validation: got 0 in [train]"),
     ({"samples": 10, "bytes": 10}, {}, "budget: got samples and bytes"),
     ({"seconds": -1}, {}, "seconds: got -1"),
-    ({"baseline": "ring"}, {}, "baseline: got 'ring', expected one of two-step"),
+    ({"baseline": "ring"}, {}, "baseline: got 'ring', expected two-step, local-sgd"),
     ({"sede": 3}, {}, "unknown key of [compare] 'sede'; did you mean 'seeds'"),
     ({}, {"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
     ({}, {"seed": 3}, "seed: got it in [train], expected seeds"),

@@ -37,7 +37,7 @@ def seen_on_a_terminal(words, env, columns=90):
                 seen += os.read(ours, 65536)
             except OSError:  # the last one who had it open has gone
                 break
-        process.wait(20)
+        process.wait()
     os.close(ours)
     return seen.decode()
 

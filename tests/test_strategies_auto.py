@@ -174,7 +174,7 @@ mpiddl.train(Breaking((64, 32, 10)), "digits", comm=comm, strategy=Auto(8), quie
 def test_a_failure_of_one_rank_alone_ends_the_job(mpirun, tmp_path):
     program = tmp_path / "lone.py"
     program.write_text(LONE)
-    done = mpirun(2, sys.executable, program, timeout_s=40)
+    done = mpirun(2, sys.executable, program)
     assert done.returncode != 0 and "error on rank 1 of 2, the job ends" in done.stderr and "rank 1 alone" in done.stderr
 
 

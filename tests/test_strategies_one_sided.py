@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
-import time
 from itertools import pairwise
 
 import numpy as np
@@ -139,11 +138,10 @@ def flags(comm):
 def test_nobody_waits_for_a_rank_that_computes(comm, placed, flags, servers):
     """The last rank, which serves, computes and calls nobody until the others have pushed and pulled five times more."""
     replica, strategy = adding(1000), OneSided(ASGD(servers or comm.size))
-    state, most = strategy.init(placed, replica), time.monotonic() + 20
+    state = strategy.init(placed, replica)
     for step in range(6):
         while step == 1 and comm.rank == comm.size - 1 and flags.sum() < comm.size - 1:
             np.sort(np.arange(100_000.0)[::-1])
-            assert time.monotonic() < most
         state = strategy.combine(placed, state, np.ones(1000), replica, Step(0, 1, comm.size, 1.0, 100)).state
     flags[comm.rank] = 1
     strategy.finish(placed, state, replica)
@@ -200,7 +198,7 @@ def test_a_run_goes_on_from_its_checkpoint(comm, placed, tmp_path_factory):
 
 @pytest.mark.mpi
 @ON_MOST_NODES
-def test_a_target_and_a_time_limit_end_all(comm, placed):
+def test_a_target_and_a_time_limit_end_all(comm, placed, ticking):
     result = trained(comm, "asgd", epochs=500, rate=0.02, target_accuracy=0.7)
     assert result.summary["ended"] == "validation accuracy reached 0.7"
     result = trained(comm, "asgd", epochs=10_000, max_seconds=0.2)

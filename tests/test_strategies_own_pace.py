@@ -214,7 +214,7 @@ def test_training_on_real_ranks(comm, name):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("conditions", [{"slow": "0:4"}, {"drop": "1:5:15"}, {"drop": "0:7"}, {"drop": "1:7", "slow": "0:3"},
                                         {"max_seconds": 0.02}])  # fmt: skip
-def test_slow_lost_and_late_ranks_hold_up_nobody(comm, conditions):
+def test_slow_lost_and_late_ranks_hold_up_nobody(comm, conditions, ticking):
     result = mpiddl.train("mlp", "digits", comm=comm, strategy="gossip:pace=own,graph=complete", **JOB, **conditions)
     assert len(set(comm.allgather(weights(result).tobytes()))) == 1
     assert result.summary["test_accuracy"] > 0.05

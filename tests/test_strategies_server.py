@@ -175,7 +175,7 @@ def test_on_real_ranks(comm, rule):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_time_limit_ends_all(comm):
+def test_a_time_limit_ends_all(comm, ticking):
     result = mpiddl.train("mlp", "digits", comm=comm, **settings(TWO_SIDED, epochs=10_000, max_seconds=0.5))
     assert result.summary["ended"] == "0.5 s are over" and result.summary["staleness"]["pushes"] > 0
 

@@ -133,7 +133,7 @@ def test_on_real_ranks(comm, servers):
 
 
 @pytest.mark.mpi(min_size=3)
-def test_a_time_limit_ends_all(comm):
+def test_a_time_limit_ends_all(comm, ticking):
     given = {**JOB, "epochs": 10_000, "max_seconds": 0.5, "slow": "0:5"}
     result = mpiddl.train("mlp", "digits", comm=comm, strategy="ssp:bound=0", **given)
     assert result.summary["ended"] == "0.5 s are over" and result.summary["staleness"]["pushes"] > 0

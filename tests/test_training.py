@@ -181,7 +181,7 @@ def test_given_test_rows_are_used():
     assert result.summary["test_rows"] == 3
 
 
-def test_time_and_accuracy_end_a_run_early():
+def test_time_and_accuracy_end_a_run_early(ticking):
     soon = on(3, "mlp", "digits", epochs=100_000, max_seconds=0.2)
     assert "0.2 s are over" in soon.summary["ended"] and soon.summary["steps"] < 100_000
     good = on(3, "mlp", "digits", epochs=50, target_accuracy=0.8)

@@ -60,7 +60,7 @@ def names():
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_programs_that_free_nothing_end(mpirun, ranks):
-    finished = mpirun(ranks, sys.executable, "-c", FREES_NOTHING, timeout_s=40)
+    finished = mpirun(ranks, sys.executable, "-c", FREES_NOTHING)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.count("done") == ranks
 
@@ -68,7 +68,7 @@ def test_programs_that_free_nothing_end(mpirun, ranks):
 def test_nothing_is_left_of_ranks_that_are_killed(mpirun):
     before = names()
     assert mpirun(3, sys.executable, "-c", KILLED).returncode != 0
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while names() - before and time.monotonic() < until:  # other tests' have one for a moment
         before &= names()
         time.sleep(0.01)
@@ -189,7 +189,7 @@ def test_an_exception_as_it_is_made_leaves_no_file(link, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         link.share(1000)
     link.Barrier()
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while (left := names() - before) and time.monotonic() < until:
         time.sleep(0.01)
     assert not left

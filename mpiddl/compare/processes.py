@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mpiddl.testbed.program import MARK, OUT_OF_TIME, sweep
 
-GRACE_S = 3.0
+GRACE_S = 10.0
 MOST_WORDS = 300
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

@@ -24,7 +24,7 @@ from mpiddl.testbed.plan import Plan
 # The same folder on the login node and all hosts; it vanishes with them.
 SHARED = Path("/run/testbed")
 TMPDIR = "/run/tmp"
-_TOOL_LIMIT_S = 20.0
+_TOOL_LIMIT_S = 60.0
 
 
 def pid_file(name: str, shared: Path = SHARED) -> Path:

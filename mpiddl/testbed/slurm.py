@@ -23,7 +23,7 @@ from mpiddl.testbed.rights import TestbedError, with_tools
 PACKAGES = "slurm-wlm munge slurm-wlm-basic-plugins slurm-wlm-plugins libpmix2 libpmix-dev"
 FOLDER = SHARED / "slurm"
 CONFIG = FOLDER / "slurm.conf"
-_READY_S = 30.0
+_READY_S = 120.0
 _NOT_OURS = ("SLURM_", "PMIX_", "HYDRA_", "PRTE_MCA_plm_")
 
 _CONFIG = """ClusterName=testbed

@@ -21,9 +21,9 @@ from mpiddl.testbed.rights import TestbedError, unshare_command
 
 DEFAULT = "default"
 
-_LIMIT_S = 20.0
+_LIMIT_S = 100.0
 _LIMIT_PER_HOST_S = 0.5
-_GOOD_ORDER_S = 10.0
+_GOOD_ORDER_S = 30.0
 
 
 def bring_up(plan: Plan, name: str = "", env: Mapping[str, str] = os.environ) -> tuple[Cluster, subprocess.Popen[str]]:

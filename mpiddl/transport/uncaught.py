@@ -20,8 +20,9 @@ from mpiddl.errors import MpiddlError
 
 P, R = ParamSpec("P"), TypeVar("R")
 
-GRACE_S = 3.0
-"""How long a failing rank waits for the others to fail too before it calls its failure a lone one and ends the job."""
+GRACE_S = 10.0
+"""Time in which all ranks must fail. A rank that has failed alone for so long ends the job. Ranks that share busy cores fail
+seconds apart."""
 
 TAG = 32766
 """Of the messages by which failing ranks find each other: almost the largest that MPI guarantees, which users seldom take."""

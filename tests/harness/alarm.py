@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 # Ranks that hang together ring together; each has this long to say where it stands before one aborts.
-LAST_WORDS_S = 0.5
+LAST_WORDS_S = 3.0
 # A rank that holds the interpreter lock cannot ring; faulthandler's thread, which needs no lock, ends it.
-BACKSTOP_S = 2.0
+BACKSTOP_S = 10.0
 
 
 class Alarm:

@@ -114,7 +114,7 @@ def _end(process: subprocess.Popen[str], mark: str) -> None:
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(3)
+            process.wait(10)
     while left := _marked(mark):
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
