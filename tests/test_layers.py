@@ -29,7 +29,7 @@ strategies
 tuning
 models optim data
 collectives
-arena
+arena cores
 topology
 transport
 memory footprint layout overlap clock threads launch finding terminal disk testbed

@@ -17,6 +17,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mpiddl.clock import now
+from mpiddl.cores import limited_threads
 from mpiddl.decomposition.covariance import NotFinite
 from mpiddl.decomposition.dense_rows import DenseRows
 from mpiddl.decomposition.file_rows import CHUNK_BYTES, FileRows, mapping
@@ -29,7 +30,6 @@ from mpiddl.errors import ConvergenceError, DataError, UsageError
 from mpiddl.memory import keep_freed
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.transport.mpi import connected
-from mpiddl.warming import limited_threads
 
 GRAM_MOST = 2048
 """Columns (or rows) up to which a wanted share of variance is answered from the whole spectrum."""
