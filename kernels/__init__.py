@@ -1,18 +1,50 @@
 """Numerical kernels for one core: numba and numpy only, no MPI, no files, no printing.
 
-Nothing is compiled at import; each kernel is compiled at its first call, or loaded from numba's cache.
+A module of this package, and numba with it (64 MiB), is loaded when one of its names is first used: ``kernels.sgd``,
+``kernels.meet.FLAGS``. Callers import the package, not the names. Each kernel is compiled at its first call, or loaded from
+numba's cache.
 """
 
-from .compensate import compensate, compensate_damped, compensate_scaled
-from .dense_forward import forward, forward_scratch
-from .dense_input_gradient import input_gradient, input_gradient_scratch
-from .dense_weight_gradient import weight_gradient, weight_gradient_scratch
-from .gather import gather_rows
-from .lanes import WIDTH
-from .loss import softmax_cross_entropy, squared_error
-from .norm import sum_squares
-from .panels import IDENTITY, RELU, TANH
-from .update import adam, momentum, nesterov, sgd
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .compensation import compensate, compensate_damped, compensate_scaled
+    from .dense_forward import forward, forward_scratch
+    from .dense_input_gradient import input_gradient, input_gradient_scratch
+    from .dense_weight_gradient import weight_gradient, weight_gradient_scratch
+    from .gather import gather_rows
+    from .lanes import WIDTH
+    from .loss import softmax_cross_entropy, squared_error
+    from .norm import sum_squares
+    from .panels import IDENTITY, RELU, TANH
+    from .update import adam, momentum, nesterov, sgd
+
+_HOME = {
+    "compensate": "compensation",
+    "compensate_damped": "compensation",
+    "compensate_scaled": "compensation",
+    "forward": "dense_forward",
+    "forward_scratch": "dense_forward",
+    "input_gradient": "dense_input_gradient",
+    "input_gradient_scratch": "dense_input_gradient",
+    "weight_gradient": "dense_weight_gradient",
+    "weight_gradient_scratch": "dense_weight_gradient",
+    "gather_rows": "gather",
+    "WIDTH": "lanes",
+    "softmax_cross_entropy": "loss",
+    "squared_error": "loss",
+    "sum_squares": "norm",
+    "IDENTITY": "panels",
+    "RELU": "panels",
+    "TANH": "panels",
+    "adam": "update",
+    "momentum": "update",
+    "nesterov": "update",
+    "sgd": "update",
+}
 
 __all__ = [
     "IDENTITY",
@@ -37,3 +69,18 @@ __all__ = [
     "weight_gradient",
     "weight_gradient_scratch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A kernel, or a module of kernels; kept here, so that it is looked for once."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    full = f"{__name__}.{_HOME.get(name, name)}"
+    try:
+        module = import_module(full)
+    except ModuleNotFoundError as error:
+        if error.name != full:
+            raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    globals()[name] = found = getattr(module, name) if name in _HOME else module
+    return found

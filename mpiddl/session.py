@@ -16,6 +16,7 @@ import numpy as np
 
 from mpiddl import checkpoint
 from mpiddl.checkpoint import Checkpoint
+from mpiddl.cores import limited_threads
 from mpiddl.data import Data, ShardedRows, arrays_data, shown_names, sorted_warning
 from mpiddl.data.draws import generator
 from mpiddl.errors import CheckpointError, UsageError
@@ -31,7 +32,7 @@ from mpiddl.row_scale import magnitude
 from mpiddl.strategies import Placement, Strategy, describe
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__
-from mpiddl.warming import limited_threads, warm
+from mpiddl.warming import warm
 
 WEIGHTS = 16  # purpose of the generator that draws the initial weights (mpiddl.data.draws keeps 0 to 15)
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 from mpiddl import rank_count, report
 from mpiddl.checkpoint import MODEL, Checkpoint, checksum
 from mpiddl.conditions import Conditions, Pace
+from mpiddl.cores import node
 from mpiddl.errors import UsageError
 from mpiddl.evaluation import Evaluation, evaluate_rows
 from mpiddl.folder import Folder
@@ -30,7 +31,6 @@ from mpiddl.transport.base import BYTES_BASIS
 from mpiddl.transport.mpi import connect, failing_together
 from mpiddl.transport.uncaught import public
 from mpiddl.transport.virtual import Wire
-from mpiddl.warming import node
 from mpiddl.watch import Watch
 
 

@@ -29,6 +29,33 @@ except SystemExit:
     {TELL}
 """
 
+# What a program of one rank has loaded, of what is heavy, and its memory in MiB.
+PROGRAM = """
+import sys
+from pathlib import Path
+from mpi4py import MPI
+import numpy
+{}
+heavy = [name for name in ("numba", "llvmlite", "scipy", "sklearn", "rich") if name in sys.modules]
+pages = int(Path("/proc/self/statm").read_text().split()[1])
+print((heavy, pages * 4096 / 2**20))
+"""
+MAKE = "import mpiddl; comm = mpiddl.Communicator(MPI.COMM_WORLD)"
+
+USED = """
+import sys
+from mpi4py import MPI
+import mpiddl, numpy
+comm = mpiddl.Communicator(MPI.COMM_WORLD)
+loaded = []
+for nbytes in (64, 1 << 20):
+    result = numpy.empty(nbytes, numpy.uint8).view(numpy.float32)
+    comm.Allreduce(numpy.ones_like(result), result)
+    assert (result == comm.size).all()
+    loaded.append("numba" in sys.modules)
+sys.stdout.write("{}-{}\\n".format(*loaded))
+"""
+
 
 def test_importing_loads_nothing_heavy(command):
     timed = "from time import perf_counter as now; since = now(); import mpiddl; print(now() - since)"
@@ -51,6 +78,39 @@ def test_version_is_that_of_the_package(command):
     import mpiddl
 
     assert mpiddl.__version__ in command("mpiddl", "--version").stdout
+
+
+def test_a_communicator_that_is_not_used_loads_no_compiler(command):
+    """Two processes of one rank: what mpi4py and numpy take alone, and what a `Communicator` adds to it."""
+    plain, made = (ast.literal_eval(command(sys.executable, "-c", PROGRAM.format(make)).stdout) for make in ("", MAKE))
+    assert made[0] == [], "expected nothing of these"
+    assert made[1] - plain[1] < 20, "MiB of memory that a Communicator may add"
+
+
+@pytest.mark.limit(120)
+def test_short_calls_load_no_compiler_and_long_ones_do(mpirun):
+    ended = mpirun(2, sys.executable, "-c", USED)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.split()) == ["False-True"] * 2
+
+
+@pytest.mark.parametrize("module", ["mpiddl.decomposition", "mpiddl.decomposition.run"])
+def test_decompositions_load_neither_compiler_nor_estimators_at_import(command, module):
+    ended = command(sys.executable, "-c", f"import {module}; {TELL}")
+    assert not {"numba", "sklearn", "scipy", "matplotlib"} & set(ast.literal_eval(ended.stderr))
+
+
+def test_every_kernel_is_found_by_its_name():
+    from mpiddl.kernels.compensation import compensate_damped
+
+    from mpiddl import kernels
+
+    assert all(getattr(kernels, name) is not None for name in kernels.__all__)
+    assert kernels.compensate_damped is compensate_damped
+    assert kernels.meet.FLAGS == 16
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        kernels.nonsense  # noqa: B018
+    assert not set(kernels._HOME) & set(kernels._HOME.values()), "a module would hide the kernel of its name"
 
 
 def test_every_public_name_is_there():

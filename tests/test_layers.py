@@ -29,7 +29,7 @@ strategies
 tuning
 models optim data
 collectives
-arena
+arena cores
 topology
 transport
 launch_line

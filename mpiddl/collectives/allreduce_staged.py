@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from mpiddl import kernels
 from mpiddl.collectives.at_once import AtOnce
 from mpiddl.collectives.base import ceil_div
-from mpiddl.kernels.node_copy_sum import node_copy_sum
 from mpiddl.topology import neighbours
 from mpiddl.transport.base import SUM, Op
 
@@ -28,10 +28,8 @@ MOST_RANKS = 4
 class Stage(AtOnce):
     """The shared memory of one communicator and dtype, kept with it."""
 
-    kernel = staticmethod(node_copy_sum)
-
     def __init__(self, comm: Any, dtype: np.dtype):
-        self._half = HALF_BYTES // dtype.itemsize
+        self.kernel, self._half = kernels.node_copy_sum.node_copy_sum, HALF_BYTES // dtype.itemsize
         super().__init__(comm, 2 * self._half, dtype)
 
     def allreduce(self, source: np.ndarray, result: np.ndarray) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from mpiddl import kernels
 from mpiddl.arena import Arena
 from mpiddl.clock import now
 from mpiddl.collectives.allreduce_ring import reduce_round
@@ -42,7 +43,6 @@ from mpiddl.collectives.base import (
 )
 from mpiddl.collectives.wire import Wire
 from mpiddl.errors import CommError, UsageError
-from mpiddl.kernels.node_sum import node_sum
 from mpiddl.memory import ALIGNMENT
 from mpiddl.topology import neighbours
 from mpiddl.transport.agree import agreed
@@ -128,19 +128,20 @@ class TwoStep(Queue):
         self._barrier = self._arena.barrier("input")
         fused = nodes == 1 < local.size and op is SUM and kind in (np.float32, np.float64) and self._barrier
         self._at_once = self._node_sum(size) if fused else ()
+        self._kernel: Any = kernels.node_sum.node_sum if fused else None
 
     def __call__(self) -> np.ndarray:
         """Reduce, and return ``result``."""
         self._check_alive()
         if self._at_once and not self._beside and self._comm.held is None:
             # Written out: of a short array's microsecond every call is a tenth.
-            entered, passed = now(), self._barrier[1]
+            entered, kernel, passed = now(), self._kernel, self._barrier[1]
             before = passed.item(0)
             try:
-                while not node_sum(*self._at_once, PATIENCE):
+                while not kernel(*self._at_once, PATIENCE):
                     self._comm.progress()
             except BaseException:
-                end_kernel(self._comm, node_sum, self._at_once, lambda: passed[0] >= before + 2)
+                end_kernel(self._comm, kernel, self._at_once, lambda: passed[0] >= before + 2)
                 raise
             self._comm.meter.synchronised(entered, entered, now())
         else:
@@ -148,7 +149,7 @@ class TwoStep(Queue):
         return self.result
 
     def _node_sum(self, size: int) -> tuple[Any, ...]:
-        """What `node_sum` takes for ``size`` elements: one call does all there is to do on one node."""
+        """What `mpiddl.kernels.node_sum` takes for ``size`` elements: one call does all there is to do on one node."""
         result = self._result
         line = ALIGNMENT // result.itemsize
         lines = block_bounds(ceil_div(size, line), len(self._inputs), self._near.local.rank)
@@ -203,7 +204,7 @@ class TwoStep(Queue):
     def steps(self, size: int) -> Steps:
         """Reduce the first ``size`` elements."""
         if self._at_once:
-            yield KernelRequest(self._comm, node_sum, self._node_sum(size))
+            yield KernelRequest(self._comm, self._kernel, self._node_sum(size))
             return
         yield self._arena.meet("input")  # all inputs are there, and nobody reads the last result any more
         local = self._near.local

@@ -15,11 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from mpiddl import kernels
 from mpiddl.collectives.at_once import AtOnce, Further
 from mpiddl.collectives.base import block_bounds, ceil_div
-from mpiddl.kernels.node_copy_sum import node_copy_sum
-from mpiddl.kernels.node_read_sum import DONE, FAILED, FIRST, LAST, PHASE, UNREAD, WORDS, node_read_sum, slice_of
-from mpiddl.kernels.remote import VECTORS
 from mpiddl.topology import neighbours
 from mpiddl.transport.attach import processes
 from mpiddl.transport.base import SUM, Op
@@ -42,15 +40,16 @@ BARRIERS = 3
 class Reading(AtOnce):
     """What ranks tell each other, kept with a communicator."""
 
-    kernel = staticmethod(node_read_sum)
-
     def __init__(self, comm: Any, dtype: np.dtype, others: np.ndarray):
-        super().__init__(comm, WORDS + 2 * HALF_BYTES // 8, np.int64)
+        self._in = kernels.node_read_sum  # its names say what is where
+        self.kernel = self._in.node_read_sum
+        super().__init__(comm, self._in.WORDS + 2 * HALF_BYTES // 8, np.int64)
         self._half = HALF_BYTES // dtype.itemsize
         piece = min(max(SCRATCH_BYTES // comm.size, LEAST_PIECE_BYTES), MOST_PIECE_BYTES)
         scratch = np.empty((comm.size, piece // dtype.itemsize), dtype)
         self._part = np.empty(0, dtype)
-        self._fixed = (self.addresses, others, scratch, np.empty(comm.size, np.int64), np.empty(VECTORS, np.int64))
+        vectors = np.empty(kernels.remote.VECTORS, np.int64)
+        self._fixed = (self.addresses, others, scratch, np.empty(comm.size, np.int64), vectors)
 
     def allreduce(self, source: np.ndarray, result: np.ndarray) -> tuple[Any, ...]:
         return source, result, *self._slice(source), 0, True, *self._fixed, *self.barrier
@@ -75,13 +74,13 @@ class Reading(AtOnce):
 
     def _slice(self, source: np.ndarray) -> tuple[int, int]:
         rank, size = self._comm.rank, self._comm.size
-        return tuple(slice_of(source.size, source.itemsize, edge, size) for edge in (rank, rank + 1))
+        return tuple(self._in.slice_of(source.size, source.itemsize, edge, size) for edge in (rank, rank + 1))
 
     def barriers(self, size: int) -> int:
         return BARRIERS
 
     def further(self, arguments: tuple[Any, ...]) -> Iterable[Further]:
-        return self._through_shared_memory(arguments) if self.barrier[1].item(UNREAD) else ()
+        return self._through_shared_memory(arguments) if self.barrier[1].item(self._in.UNREAD) else ()
 
     def _through_shared_memory(self, arguments: tuple[Any, ...]) -> Iterator[Further]:
         """Where a rank could not read: slices that are added up meet -0.0, which changes no bit, the rest is added up now."""
@@ -89,16 +88,16 @@ class Reading(AtOnce):
         source, part, first, last, origin, gather = arguments[:6]
         whole = part if gather else np.empty_like(source)
         for rank, told in enumerate(self._arena.peers("own")):
-            begin, done, end = (int(told[word]) for word in (FIRST, DONE, LAST))
+            begin, done, end = (int(told[word]) for word in (self._in.FIRST, self._in.DONE, self._in.LAST))
             whole[begin:done] = part[begin - origin : done - origin] if rank == own else -0.0
             whole[done:end] = source[done:end]
-        state[PHASE:] = 0  # both kernels keep theirs there
-        stages = self.addresses + 8 * WORDS
-        yield node_copy_sum, (whole, whole, stages, self._half, *self.barrier), ceil_div(whole.size, self._half)
+        state[self._in.PHASE:] = 0  # both kernels keep theirs there
+        stages, kernel = self.addresses + 8 * self._in.WORDS, kernels.node_copy_sum.node_copy_sum
+        yield kernel, (whole, whole, stages, self._half, *self.barrier), ceil_div(whole.size, self._half)
         if not gather:
             part[first - origin : last - origin] = whole[first:last]
-        state[PHASE:] = 0
-        self.own[FAILED] = 0  # all have seen it; the next arrays may be others
+        state[self._in.PHASE:] = 0
+        self.own[self._in.FAILED] = 0  # all have seen it; the next arrays may be others
 
 
 def reading(comm: Any, dtype: np.dtype, op: Op) -> Reading | None:

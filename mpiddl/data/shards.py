@@ -16,8 +16,8 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike
 
+from .. import kernels
 from ..errors import ShapeError, UsageError
-from ..kernels import gather_rows
 from ..layout import Layout
 from ..memory import aligned_zeros, float_dtype
 from .base import Rows, Source
@@ -167,6 +167,6 @@ def _gather(buffer: Rows, picks: Sequence[tuple[Run, np.ndarray]]) -> Rows:
     (x, y), stop = buffer, 0
     for run, indices in picks:
         start, stop = stop, stop + len(indices)
-        gather_rows(run.x, indices, run.scale, x[start:stop])
+        kernels.gather_rows(run.x, indices, run.scale, x[start:stop])
         np.take(run.y, indices, axis=0, out=y[start:stop], mode="clip")  # "raise" copies through a buffer
     return x[:stop], y[:stop]

@@ -18,6 +18,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mpiddl.clock import now
+from mpiddl.cores import limited_threads
 from mpiddl.decomposition.completion import completed
 from mpiddl.decomposition.covariance import NotFinite
 from mpiddl.decomposition.dense_rows import DenseRows
@@ -32,7 +33,6 @@ from mpiddl.memory import keep_freed
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.transport.mpi import connected
 from mpiddl.transport.uncaught import public
-from mpiddl.warming import limited_threads
 
 GRAM_MOST = 2048
 """Columns (or rows) up to which a wanted share of variance is answered from the whole spectrum."""

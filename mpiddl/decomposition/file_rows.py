@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from mpiddl import kernels
 from mpiddl.decomposition.dense_rows import DenseRows, moved
 from mpiddl.decomposition.rows import Sums
-from mpiddl.kernels.normal_product import BLOCK, padded_columns
 
 CHUNK_BYTES = 1 << 26
 """Of rows that are in memory at a time; twice as much with the one that is being read."""
@@ -55,7 +55,7 @@ class FileRows:
         self.weights = np.empty(0, dtype) if weights is None else weights.astype(dtype, copy=False)
         self.total = float(n if weights is None else weights.sum(dtype=np.float64))
         self._row_bytes = max(1, self.d * self.dtype.itemsize)
-        self._chunk = max(BLOCK, CHUNK_BYTES // self._row_bytes)
+        self._chunk = max(kernels.normal_product.BLOCK, CHUNK_BYTES // self._row_bytes)
         self._forward = True
         probe = read(0, n) if n and mapping(read(0, 1)) is not None else None
         owner = mapping(probe)
@@ -75,7 +75,7 @@ class FileRows:
         return max(1, SAMPLE_BYTES // self._row_bytes)
 
     def columns(self, k: int) -> int:
-        return padded_columns(k, self.dtype.itemsize)
+        return kernels.normal_product.padded_columns(k, self.dtype.itemsize)
 
     def sums(self, w: np.ndarray, origin: np.ndarray, moments: bool = False) -> Sums:
         found = Sums.zeros(self.n, self.d, w.shape[1], moments)
@@ -115,19 +115,21 @@ class FileRows:
         return max(1, self._chunk // batch)
 
     def gathered(self, groups: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        block = kernels.normal_product.BLOCK
+
         def gather(starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             if self._map is not None:
-                self._ask(starts.reshape(-1), BLOCK)
+                self._ask(starts.reshape(-1), block)
                 for start in starts.reshape(-1).tolist():
-                    _touch(self._map[start : start + BLOCK])
+                    _touch(self._map[start : start + block])
                 return self._map, self.weights, starts
-            x = np.zeros((starts.size, BLOCK, self.d), self.dtype)
-            weights = np.zeros((starts.size, BLOCK), self.dtype)  # rows that are not there weigh nothing
+            x = np.zeros((starts.size, block, self.d), self.dtype)
+            weights = np.zeros((starts.size, block), self.dtype)  # rows that are not there weigh nothing
             for rows, line, start in zip(x, weights, starts.reshape(-1).tolist(), strict=True):
-                found = self._read(start, min(start + BLOCK, self.n))
+                found = self._read(start, min(start + block, self.n))
                 rows[: len(found)] = found
-                line[: len(found)] = self.weights[start : start + BLOCK] if self.weights.size else 1
-            return x.reshape(-1, self.d), weights.reshape(-1), np.arange(0, BLOCK * starts.size, BLOCK).reshape(starts.shape)
+                line[: len(found)] = self.weights[start : start + block] if self.weights.size else 1
+            return x.reshape(-1, self.d), weights.reshape(-1), np.arange(0, block * starts.size, block).reshape(starts.shape)
 
         return _ahead(gather, groups)
 

@@ -24,6 +24,7 @@ import numpy as np
 from scipy.sparse import issparse
 
 from mpiddl import rank_count
+from mpiddl.cores import node
 from mpiddl.data.matrix import Matrix, open_matrix
 from mpiddl.data.npy import open_npy
 from mpiddl.decomposition.estimator import fit_telling
@@ -38,7 +39,6 @@ from mpiddl.footprint import Peak
 from mpiddl.layout import block
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connected
-from mpiddl.warming import node
 
 CONTENTS = ("components.npy", "mean.npy", "scores.npy", "summary.json", "scree.png", "scores.png")
 CHUNK_BYTES = 1 << 26

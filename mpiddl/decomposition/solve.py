@@ -14,6 +14,7 @@ from mpiddl.clock import now
 from mpiddl.decomposition.choice import Choice, choose, sample_rows, start_rows
 from mpiddl.decomposition.covariance import Covariance, Effort
 from mpiddl.decomposition.davidson import Directions, davidson, krylov
+from mpiddl.decomposition.dense_rows import DenseRows
 from mpiddl.decomposition.estimates import at_rounding, missed_variance
 from mpiddl.decomposition.file_rows import FileRows
 from mpiddl.decomposition.gram import gram
@@ -29,6 +30,10 @@ from mpiddl.decomposition.vr_plain import vr_plain
 from mpiddl.errors import ConvergenceError, UsageError
 
 SOLVERS = ("auto", "gram", "subsample", "vr", "vr-plain", "krylov")
+
+FEW = 1 << 18
+"""Numbers in the rows of all ranks up to which numpy does: what it loses in a pass, some 10 ms at most, is less than the second
+that loading numba and the kernels takes."""
 
 OVERSAMPLES = 2
 """Columns beyond those asked for, at least: the first unwanted one tells the error, the next one that one's."""
@@ -139,8 +144,11 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
         raise UsageError(f"solver: got {solver!r}, expected one of {', '.join(SOLVERS)}")
     began, effort = now(), Effort()
     counts, *kinds = zip(*comm.allgather((rows.n, rows.sparse, isinstance(rows, FileRows))), strict=True)
-    n, d, columns = sum(counts), rows.d, min(rows.columns(k + OVERSAMPLES), rows.d)
+    n, d = sum(counts), rows.d
     sparse, files = map(any, kinds)
+    if isinstance(rows, DenseRows):
+        rows.compiled = n * d > FEW or sparse or files or solver.startswith("vr")  # alike on all ranks: so are columns
+    columns = min(rows.columns(k + OVERSAMPLES), d)
     if solver.startswith("vr") and sparse:
         raise UsageError(f"solver: got {solver} for sparse rows, expected one of auto, krylov, gram")
     if solver == "vr-plain" and files:

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from mpiddl import kernels
 from mpiddl.collectives.base import block_bounds
 from mpiddl.decomposition.dense_rows import moved
 from mpiddl.decomposition.rows import Sums, padded, together
-from mpiddl.kernels.normal_product import padded_columns
-from mpiddl.kernels.sparse_product import sparse_moments, sparse_product, sparse_scratch
 
 DENSE_BYTES = 1 << 26
 """Of a block of rows that is made dense."""
@@ -49,7 +48,7 @@ class SparseRows:
         self._indices = x.indices.astype(np.int32, copy=False)
 
     def columns(self, k: int) -> int:
-        return padded_columns(k, self.dtype.itemsize)
+        return kernels.normal_product.padded_columns(k, self.dtype.itemsize)
 
     def sums(self, w: np.ndarray, origin: np.ndarray, moments: bool = False) -> Sums:
         columns = self.columns(w.shape[1])
@@ -61,10 +60,10 @@ class SparseRows:
             found = Sums.zeros(end - begin, self.d, columns, moments)
             own = self._starts[begin : end + 1], self._indices, self.x.data
             weights = self.weights[begin:end]
-            scratch = np.empty(sparse_scratch(self.d, columns), self.dtype)
-            sparse_product(*own, lines, start, weights, found.product, found.shifts, scratch)
+            scratch = np.empty(kernels.sparse_product.sparse_scratch(self.d, columns), self.dtype)
+            kernels.sparse_product.sparse_product(*own, lines, start, weights, found.product, found.shifts, scratch)
             if moments:
-                sparse_moments(*own, weights, found.moments, found.squares)
+                kernels.sparse_product.sparse_moments(*own, weights, found.moments, found.squares)
             return found
 
         found = together(part, self.threads, w.shape[1])

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mpiddl import kernels
 from mpiddl.collectives import allgather, allreduce, reduce_scatter
-from mpiddl.kernels.checksum import checksum
 from mpiddl.transport.base import IN_PLACE
 
 SLICED_FROM = 1 << 17
@@ -74,7 +74,7 @@ def spread_for(comm: Any, d: int, columns: int) -> Spread:
 
 
 def _checksum(block: np.ndarray) -> int:
-    return int(checksum(np.ascontiguousarray(block).reshape(-1).view(np.uint64)))
+    return int(kernels.checksum.checksum(np.ascontiguousarray(block).reshape(-1).view(np.uint64)))
 
 
 class Whole:

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from mpiddl import kernels
 from mpiddl.collectives import iallreduce
 from mpiddl.decomposition.covariance import Covariance
 from mpiddl.decomposition.dense_rows import DenseRows
@@ -34,8 +35,6 @@ from mpiddl.decomposition.file_rows import FileRows
 from mpiddl.decomposition.rows import padded
 from mpiddl.decomposition.subspace import Ritz
 from mpiddl.errors import UsageError
-from mpiddl.kernels.correction_steps import correction_steps, steps_scratch
-from mpiddl.kernels.normal_product import BLOCK
 from mpiddl.transport.base import IN_PLACE
 
 ORTHOGONAL_EVERY = 4
@@ -94,7 +93,7 @@ class VarianceReduced:
 
     def __call__(self, ritz: Ritz) -> np.ndarray:
         """D (d, p)."""
-        rows, settings = self._rows, self._settings
+        rows, settings, step = self._rows, self._settings, kernels.correction_steps.correction_steps
         d, p = ritz.vectors.shape
         k = rows.columns(p)
         scale = max(ritz.sizes.max(), np.finfo(float).tiny)
@@ -102,11 +101,12 @@ class VarianceReduced:
         residual, w, values = (padded(part, k, rows.dtype) for part in given)
         batch, steps, rate = self._lengths(float(ritz.values[0]))
         block = np.zeros((d, k), rows.dtype)
-        scratch, sums = np.empty(steps_scratch(d, k), rows.dtype), np.zeros(k)
+        scratch, sums = np.empty(kernels.correction_steps.steps_scratch(d, k), rows.dtype), np.zeros(k)
         mean = (self._covariance.mean * self._covariance.center).astype(rows.dtype)
         averages: list[tuple[Any, np.ndarray, np.ndarray]] = []
         every = settings.sync_every or steps
-        groups = self._random.integers(0, max(1, -(-rows.n // BLOCK)), (steps, batch // BLOCK)) * BLOCK
+        unit = kernels.normal_product.BLOCK
+        groups = self._random.integers(0, max(1, -(-rows.n // unit)), (steps, batch // unit)) * unit
         at_once = rows.steps_at_once(batch) if rows.n else steps
         ends = sorted({*range(0, steps, every), *range(0, steps, at_once), steps})
         spans = list(pairwise(ends))
@@ -114,7 +114,7 @@ class VarianceReduced:
         for (_, end), found in zip(spans, gathered, strict=bool(rows.n)):
             if found is not None:
                 x, weights, places = found
-                correction_steps(x, weights, mean, places, rate, values[0], residual, w, ORTHOGONAL_EVERY, block, sums, scratch)
+                step(x, weights, mean, places, rate, values[0], residual, w, ORTHOGONAL_EVERY, block, sums, scratch)
             if end < steps and end % every == 0:
                 averages.append(self._start(block))
                 if len(averages) > settings.sync_delay:
@@ -133,7 +133,8 @@ class VarianceReduced:
         mine = total / ranks
         stiffness = covariance.trace / largest
         batch = settings.batch or min(mine / 16, sqrt(mine * stiffness) / 2)
-        batch = max(BLOCK, int(batch) // BLOCK * BLOCK)
+        unit = kernels.normal_product.BLOCK
+        batch = max(unit, int(batch) // unit * unit)
         steps = max(2, int(settings.fraction * mine / batch))
         # 1/P of the steps a rank, P times as long (the law of averaging), as far as a mini-batch's own covariance, whose
         # largest eigenvalue is about (sqrt(lambda_1) + sqrt(trace / b))^2, leaves that stable.

@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
+from mpiddl import kernels
 from mpiddl.collectives import allreduce
 from mpiddl.decomposition.covariance import Covariance
 from mpiddl.decomposition.dense_rows import DenseRows
 from mpiddl.decomposition.subspace import Ritz
-from mpiddl.kernels.plain_steps import plain_steps
 from mpiddl.transport.base import IN_PLACE
 
 
@@ -66,7 +66,7 @@ def _one(x: np.ndarray, mean: np.ndarray, rows: np.ndarray, rate: float, gradien
          anchor: np.ndarray) -> np.ndarray:  # fmt: skip
     """Steps for one component, compiled."""
     w, still, exact, centre = (part.reshape(-1).astype(x.dtype) for part in (anchor, anchor, gradient, mean))
-    plain_steps(x, centre, rows, rate, exact, still, w)
+    kernels.plain_steps.plain_steps(x, centre, rows, rate, exact, still, w)
     return w.astype(np.float64)[:, None]
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from mpiddl import kernels
 from mpiddl.errors import CommError
-from mpiddl.kernels.meet import FLAGS, meet
 from mpiddl.memory import ALIGNMENT
 from mpiddl.transport.base import PATIENCE
 from mpiddl.transport.mapping import forget, mapped
@@ -62,9 +62,9 @@ class SharedMemory:
 
     def __init__(self, comm: Any, nbytes: int):
         self._comm, self.freed = comm, False
-        own = int(nbytes)
+        flags, own = kernels.meet.FLAGS, int(nbytes)
         if comm.rank == 0:  # flags behind it, on cache lines of their own
-            own = -(-own // ALIGNMENT) * ALIGNMENT + 8 * FLAGS * comm.size
+            own = -(-own // ALIGNMENT) * ALIGNMENT + 8 * flags * comm.size
         pages = -(-own // mmap.PAGESIZE) * mmap.PAGESIZE
         file, sizes, lengths = _opened_by_all(comm, int(nbytes), pages)
         try:
@@ -76,12 +76,12 @@ class SharedMemory:
         self._own: np.ndarray | None = whole[starts[comm.rank] :][:pages]
         self.segments = [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
         behind = -(-sizes[0] // ALIGNMENT) * ALIGNMENT
-        raised = whole[behind : behind + 8 * FLAGS * comm.size].view(np.int64)
+        raised = whole[behind : behind + 8 * flags * comm.size].view(np.int64)
         self.barrier: tuple[Any, ...] = raised, np.zeros(5, np.int64), comm.rank, comm.size
 
     def meet(self) -> KernelRequest:
         """A barrier; what any rank wrote before it, all see after it."""
-        return KernelRequest(self._comm, meet, self.barrier)
+        return KernelRequest(self._comm, kernels.meet.meet, self.barrier)
 
     def Free(self) -> None:
         """Collective: a barrier. Arrays that are kept nevertheless are harmless."""

@@ -13,7 +13,12 @@ from typing import Any
 from mpiddl import launch, threads
 from mpiddl.errors import CommError
 
-FABRICS = "/sys/class/infiniband"
+FABRICS = "/sys/class/infiniband", "/sys/class/cxi", "/sys/class/gni"
+"""Where Linux lists adapters for remote memory access: InfiniBand, RoCE, Omni-Path and EFA; Slingshot; Aries."""
+
+WITHOUT_FABRIC = {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_btl": "^ofi,uct"}
+"""For Open MPI 5.0 on a machine that has none of them: components that find no adapter there. osc/ucx complains at every
+window; btl/ofi sleeps for a second in MPI_Init when it is closed; btl/uct may never return from it (open-mpi/ompi#14383)."""
 
 TEMPORARY = ("TMPDIR", "TEMP", "TMP")
 """The first of these that is set, if only to nothing, tells Open MPI where temporary files go."""
@@ -64,8 +69,9 @@ def initialise(MPI: Any, promise: launch.Promise) -> None:
         # Open MPI does this itself only if the slots of its hosts are fewer than the ranks; MPICH always yields. A rank that
         # waits without it keeps its core for a whole time slice, while the rank it waits for has none.
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    if not os.path.isdir(FABRICS):  # else Open MPI complains, at every window, that its one-sided layer found none
-        os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+    if not any(map(os.path.isdir, FABRICS)):
+        for name, value in WITHOUT_FABRIC.items():
+            os.environ.setdefault(name, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # mpi4py guesses at a foreign launcher, which is known better here
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
