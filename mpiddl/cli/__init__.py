@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -41,9 +40,10 @@ def _fail(error: Exception, promise: launch.Promise) -> NoReturn:
     if promise.size > 1 and getattr(error, "agreed", 0) < promise.size:
         _agree(error)
     if not promise.rank:
+        from mpiddl.transport.uncaught import text
+
         known = isinstance(error, MpiddlError)
-        text = f"mpiddl: error: {in_flags(str(error))}" if known else "".join(traceback.format_exception(error))
-        print(text, file=sys.stderr, flush=True)
+        print(f"mpiddl: error: {in_flags(str(error)) if known else text(error)}", file=sys.stderr, flush=True)
     sys.exit(getattr(error, "exit_code", 1))
 
 

@@ -285,6 +285,7 @@ class MpiComm:
                 end_job(self.raw, error)
             time.sleep(0.005)
         error.agreed, error.speaks = self.size, self.rank == 0  # type: ignore[attr-defined]
+        error.ranks = getattr(error, "ranks", f"all {self.size} ranks")  # type: ignore[attr-defined]
 
     def check_threads(self) -> None:
         """Raise a `CommError`, on every rank, unless several threads may call the library at a time."""

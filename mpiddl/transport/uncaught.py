@@ -18,7 +18,8 @@ from mpiddl import launch
 from mpiddl.clock import now
 from mpiddl.errors import MpiddlError
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 GRACE_S = 10.0
 """Time in which all ranks must fail. A rank that has failed alone for so long ends the job. Ranks that share busy cores fail
@@ -65,7 +66,7 @@ def _world() -> Any:
 class _Once:
     """``sys.excepthook``: errors of ours, and those with which all ranks left a run; any other goes to the hook before it.
 
-    ``error.speaks``: whether this rank prints an error with which all ranks of a communicator left (`MpiComm.fail`).
+    ``error.agreed`` says how many ranks left with it, ``error.speaks`` whether this one is the lowest of them (`MpiComm.fail`).
     """
 
     def __init__(self, before: Callable[..., Any]):
@@ -74,21 +75,25 @@ class _Once:
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not hasattr(error, "speaks") and not isinstance(error, MpiddlError):
             self._before(kind, error, trace)
-        elif getattr(error, "speaks", None) or (not hasattr(error, "speaks") and _is_first(error)):
+        elif _speaks(error):
             where = place(trace) if isinstance(error, MpiddlError) else ""
             print(f"{where}mpiddl: error: {text(error)}", file=sys.stderr, flush=True)
 
 
-def _is_first(error: BaseException) -> bool:
-    """Whether this is the lowest rank that fails; a rank that fails alone ends the job."""
-    world = _world()
+def _speaks(error: BaseException) -> bool:
+    """Whether this is the lowest rank that fails; a rank that has failed alone ends the job."""
+    world, agreed = _world(), getattr(error, "agreed", 0)
     if world is None:
         if launch.promise(os.environ).rank:
             time.sleep(EXIT_S)
         return True
-    if not _all_fail(world):
+    if 0 < agreed < world.size:
+        return bool(error.speaks)  # type: ignore[attr-defined]
+    if _all_fail(world):
+        return bool(world.rank == 0)
+    if not agreed:
         end_job(world, error)
-    return bool(world.rank == 0)
+    return True  # other ranks have caught it, or are not here yet
 
 
 def _all_fail(world: Any) -> bool:
@@ -136,9 +141,9 @@ def threads_end_job(link: Any) -> Iterator[None]:
 
 
 def text(error: BaseException) -> str:
-    """An error with which all ranks failed: its message; of a bug, the ranks that met it and the traceback."""
-    ranks = getattr(error, "ranks", "all ranks")
-    return str(error) if isinstance(error, MpiddlError) else f"{ranks} failed:\n{_words(error)}"
+    """What is said of an error: its message; of a bug, the ranks that met it and the traceback."""
+    bug = not isinstance(error, MpiddlError) and hasattr(error, "ranks")
+    return f"{error.ranks} failed:\n{_words(error)}" if bug else _words(error)  # type: ignore[attr-defined]
 
 
 def _words(error: BaseException) -> str:
