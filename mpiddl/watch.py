@@ -40,6 +40,7 @@ class Watch:
     checkpoints : folder to save in, or None.
     about : JSON values for each checkpoint's manifest.
     show : takes each line of metrics on every rank (the report shows them on rank 0).
+    keep : called before a checkpoint; makes the run's folder again if it was removed. Collective.
     """
 
     comm: Comm
@@ -52,6 +53,7 @@ class Watch:
     checkpoints: Path | None
     about: dict[str, Any]
     show: Callable[[dict[str, Any]], None]
+    keep: Callable[[], None] = lambda: None
     ended: str = ""
     _check_at: int = field(default=1, init=False)
     _why: str = field(default="", init=False)
@@ -91,6 +93,7 @@ class Watch:
         After a strategy has ``finished`` its state has served: a run that is prolonged begins with a new one.
         """
         assert self.checkpoints is not None
+        self.keep()
         with self.metrics.traffic.aside():
             return self._save(self.checkpoints, state, finished)
 
