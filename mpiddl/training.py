@@ -204,9 +204,9 @@ def _run(link: Any, control: Any, session: Session) -> Result:
         summary["hosts"] = hosts
     if control.rank == 0:
         _hand_over(session, summary, splits, history)
-    with agreed(control):
-        if folder and folder.lost:
-            raise OutputError(folder.lost)
+    if lost := next(filter(None, control.allgather(folder.lost if folder else "")), ""):
+        with agreed(control):
+            raise OutputError(lost)
     return Result(session.model, state.params.views, summary, history, control.rank)
 
 
