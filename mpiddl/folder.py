@@ -14,14 +14,16 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mpiddl.disk import lock, writing
-from mpiddl.errors import UsageError
+from mpiddl.errors import OutputError, UsageError
 from mpiddl.metrics import read_lines
 
 CONTENTS = ("job.toml", "metrics.jsonl", "summary.json", "checkpoints", "curves.png")
+LOCK = ".lock"
 
 
 class Folder:
@@ -35,6 +37,9 @@ class Folder:
         self.checkpoints = self.path / "checkpoints"
         self.curves = self.path / "curves.png"
         self._lock: int | None = None
+        self._held: int | None = None
+        self._job_text = ""
+        self.lost = ""
 
     def prepare(self, resume: bool, overwrite: bool) -> None:
         """Make the folder. One that holds a run is continued, replaced or refused, never mixed with another.
@@ -48,6 +53,7 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._take()
             self._make_room(resume, overwrite)
+            self._held = os.open(self.path, os.O_RDONLY)  # as long as it is open, no other folder has its number
         except OSError as error:
             self.release()
             raise UsageError(f"out: {self.path}: {error.strerror}; expected a folder that can be written") from None
@@ -67,13 +73,41 @@ class Folder:
 
     def release(self) -> None:
         """Let another run use the folder."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        for number in (self._lock, self._held):
+            if number is not None:
+                os.close(number)
+        self._lock = self._held = None
+
+    def keep(self) -> bool:
+        """Make the folder, its lock and job.toml again if another process removed them; returns whether it did.
+
+        Raises
+        ------
+        OutputError
+            Another folder is in its place: nothing is written there.
+        UsageError
+            Another run has taken the folder meanwhile.
+        """
+        if _is_same(self.path, self._held) and _is_same(self.path / LOCK, self._lock) and self.job.exists():
+            return False
+        if not _is_same(self.path, self._held) and self.path.exists() and any(self.path.iterdir()):
+            raise OutputError(f"out: {self.path}: got another folder in the place of this run's, expected it to stay while the "
+                              "run goes on; nothing is written there")
+        self.release()
+        self.prepare(resume=True, overwrite=False)
+        with writing(self.job):
+            self.job.write_text(self._job_text, encoding="utf-8")
+        return True
+
+    def lose(self) -> str:
+        """Note that files were removed; returns what to say."""
+        self.lost = (f"out: {self.path}: files were removed while the run went on, expected them to stay. job.toml, the "
+                     "metrics of this session, the newest checkpoint and summary.json are written again; older ones are lost")
+        return self.lost
 
     def _take(self) -> None:
         """Hold the folder for this run; the lock ends with the process, however that ends."""
-        self._lock = lock(self.path / ".lock")
+        self._lock = lock(self.path / LOCK)
         if self._lock is None:
             raise UsageError(f"out: {self.path}: another run is writing there; wait for it, or name another folder: `out=DIR`")
 
@@ -81,6 +115,7 @@ class Folder:
         """Write the settings, and which of them a Python program replaced by objects of its own."""
         remark = f"# {' and '.join(of_a_program)}: objects of a program, not what stands here\n" if of_a_program else ""
         text = remark + "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
+        self._job_text = text
         with writing(self.job):
             self.job.write_text(text, encoding="utf-8")
 
@@ -89,7 +124,7 @@ class Folder:
             self.summary.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 
     def read_lines(self) -> list[dict[str, Any]]:
-        return read_lines(self.metrics)
+        return read_lines(self.metrics)[0]
 
     def _clear(self) -> None:
         for name in CONTENTS:
@@ -98,6 +133,13 @@ class Folder:
                 shutil.rmtree(entry)
             else:
                 entry.unlink(missing_ok=True)
+
+
+def _is_same(path: Path, held: int | None) -> bool:
+    """Whether ``path`` is still the file that is open as ``held``."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return held is not None and os.path.samestat(os.stat(path), os.fstat(held))
+    return False
 
 
 def _toml(value: Any) -> str:

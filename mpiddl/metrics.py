@@ -12,11 +12,12 @@ Communication of a line: two all-gathers of short objects and one all-reduce of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -42,18 +43,38 @@ class Split(NamedTuple):
 class Lines:
     """A file of JSON lines, flushed line by line; None writes nothing.
 
-    Lines of an earlier session stay up to step ``keep_steps``.
+    Lines of an earlier session stay up to step ``keep_steps``; damaged ones are left out, and ``note`` says so.
     """
 
     def __init__(self, path: Path | None, keep_steps: int = 0):
-        self._path, self._file = path, None
+        self._path, self.note = path, ""
+        self._file: TextIO | None = None
         if path is not None:
             with writing(path):
-                kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= keep_steps]
-                aside = path.with_name(f".{path.name}")
-                aside.write_text("".join(kept), encoding="utf-8")
-                aside.replace(path)
-                self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+                lines, damaged = read_lines(path)
+                self._begin(path, [line for line in lines if line["step"] <= keep_steps])
+            if damaged:
+                where = f"line {damaged[0]} is" if len(damaged) == 1 else f"{len(damaged)} lines from line {damaged[0]} on are"
+                self.note = f"{path}: {where} damaged, expected a line of metrics; left out of the file and of the curves"
+
+    def _begin(self, path: Path, lines: Iterable[dict[str, Any]]) -> None:
+        """A file of these lines, open for more; in one piece."""
+        aside = path.with_name(f".{path.name}")
+        aside.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        aside.replace(path)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+
+    def keep(self, lines: Iterable[dict[str, Any]]) -> bool:
+        """Write ``lines``, those of this session, into a new file if another process removed the file; returns whether so."""
+        if self._path is None or self._file is None:
+            return False
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+                return False
+        self.close()
+        with writing(self._path):
+            self._begin(self._path, lines)
+        return True
 
     def write(self, line: dict[str, Any]) -> None:
         if self._file is not None and self._path is not None:
@@ -213,14 +234,33 @@ def finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that a killed run may have left half-written."""
-    lines = []
-    if path.exists():
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                line = json.loads(text)
-                lines.append({**line, "step": int(line["step"])})
-            except (ValueError, TypeError, KeyError):
-                break
-    return lines
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The lines of a file of metrics, and the numbers of those that are damaged.
+
+    The last line does not count as damaged if a killed run left it without its end.
+    """
+    if not path.exists():
+        return [], []
+    texts = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = [_line(text) for text in texts]
+    damaged = [number for number, line in enumerate(lines[:-1], 1) if line is None]
+    return [line for line in lines if line is not None], damaged
+
+
+def _line(text: str) -> dict[str, Any] | None:
+    """A line of training or of a validation as `Metrics` and `mpiddl.watch` write them; None for anything else."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or type(line.get("step")) is not int:
+        return None
+    prefix = "validation_" if "validation_loss" in line or "validation_accuracy" in line else ""
+    needed = [line.get("elapsed"), line.get("bytes")]
+    scores = [line.get(f"{prefix}{name}", "missing") for name in ("loss", "accuracy")]
+    whole = all(map(_is_number, needed)) and all(score is None or _is_number(score) for score in scores)
+    return line if whole else None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and isfinite(value)

@@ -16,7 +16,7 @@ from mpiddl import rank_count, report
 from mpiddl.checkpoint import MODEL, Checkpoint, checksum
 from mpiddl.conditions import Conditions, Pace
 from mpiddl.cores import node
-from mpiddl.errors import UsageError
+from mpiddl.errors import OutputError, UsageError
 from mpiddl.evaluation import Evaluation, evaluate_rows
 from mpiddl.folder import Folder
 from mpiddl.job import Job, read_drop, read_slow
@@ -26,6 +26,7 @@ from mpiddl.prediction import outputs, predictions, warn_of_scale
 from mpiddl.request import Request, asked_for
 from mpiddl.session import Session, dry_run, open_session, starting_state
 from mpiddl.transport import virtual
+from mpiddl.transport.agree import agreed
 from mpiddl.transport.align import clock_offset
 from mpiddl.transport.base import BYTES_BASIS
 from mpiddl.transport.mpi import connect, failing_together
@@ -187,18 +188,29 @@ def _run(link: Any, control: Any, session: Session) -> Result:
     state, earlier = starting_state(link, control, session)
     folder, history = session.folder, []
     writes = folder and (control.rank == 0 or not session.strategy.lockstep)
-    lines = Lines(_lines_path(folder, control.rank) if folder and writes else None, state.index)
+    with agreed(control):
+        lines = Lines(_lines_path(folder, control.rank) if folder and writes else None, state.index)
     metrics = _metrics(link, control, session, lines, earlier)
     shown = report.progress(control.rank, session.plan.steps, state.index, session.request.quiet)
-    for note in session.notes:
+    for note in (*session.notes, *filter(None, control.allgather(lines.note))):
         shown.say(note)
 
     def show(line: dict[str, Any]) -> None:
         history.append(line)
         shown.show(line)
 
+    def keep() -> None:
+        if folder is None:
+            return
+        with agreed(control):
+            removed = control.rank == 0 and folder.keep()
+        with agreed(control):
+            removed = lines.keep(history) or removed
+        if removed and not folder.lost:
+            shown.say(folder.lose())
+
     watch = Watch(control, session.job, session.model, session.strategy, session.plan, metrics, session.validation_rows,
-                  folder.checkpoints if folder else None, session.about, show)
+                  folder.checkpoints if folder else None, session.about, show, keep)
     try:
         loop(link, session.model, session.optimiser, session.strategy, session.plan, state, watch, _pace(link, session.job))
         manifest = _finish(link, control, session, state, watch)
@@ -214,6 +226,9 @@ def _run(link: Any, control: Any, session: Session) -> Result:
         summary["hosts"] = hosts
     if control.rank == 0:
         _hand_over(session, summary, splits, history)
+    if lost := next(filter(None, control.allgather(folder.lost if folder else "")), ""):
+        with agreed(control):
+            raise OutputError(lost)
     return Result(session.model, state.params.views, summary, history, control.rank)
 
 

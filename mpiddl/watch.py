@@ -40,6 +40,7 @@ class Watch:
     checkpoints : folder for checkpoints, or None.
     about : JSON values for each checkpoint's manifest.
     show : called with each line of metrics, on every rank (the report prints on rank 0).
+    keep : called before a checkpoint. Creates the run folder again if it was removed. Collective.
     """
 
     comm: Comm
@@ -52,6 +53,7 @@ class Watch:
     checkpoints: Path | None
     about: dict[str, Any]
     show: Callable[[dict[str, Any]], None]
+    keep: Callable[[], None] = lambda: None
     ended: str = ""
     _check_at: int = field(default=1, init=False)
     _why: str = field(default="", init=False)
@@ -91,6 +93,7 @@ class Watch:
         The state of a ``finished`` strategy is not saved: a run with more epochs starts with a new one.
         """
         assert self.checkpoints is not None
+        self.keep()
         with self.metrics.traffic.aside():
             return self._save(self.checkpoints, state, finished)
 
