@@ -152,8 +152,14 @@ def test_on_ranks_of_mpi(mpirun, folder):
     assert done.returncode == 0, done.stderr
     done = mpirun(2, "mpiddl", "evaluate", "run", "--model", "own_code:Linear", cwd=folder)
     assert done.returncode == 0 and done.stdout.count("accuracy") == 1, done.stderr
-    expect(mpirun(3, "mpiddl", *TRAIN, "--strategy", "own_code:Sum", cwd=folder), 2, "expected a name that own_code defines")
-    expect(mpirun(3, "mpiddl", *TRAIN, "--optimiser", "own_code:Broken", cwd=folder), 2, "own_code:Broken cannot be made")
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("--strategy", "own_code:Sum"), "expected a name that own_code defines"),
+    (("--optimiser", "own_code:Broken"), "own_code:Broken cannot be made"),
+])  # fmt: skip
+def test_a_mistake_is_one_message_of_all_ranks(mpirun, folder, words, message):
+    expect(mpirun(3, "mpiddl", *TRAIN, *words, cwd=folder), 2, message)
 
 
 def test_a_model_is_loaded_with_the_class_that_was_trained(folder):
