@@ -21,8 +21,8 @@ from mpiddl.testbed.links import Link
 from mpiddl.testbed.plan import LOGIN, Plan, host_number
 from mpiddl.testbed.rights import TestbedError, with_tools
 
-_LIMIT_S = 60.0
-_END_S = 10.0
+_LIMIT_S = 120.0
+_END_S = 30.0
 
 
 @dataclass(frozen=True)
