@@ -6,6 +6,7 @@ down to what tells one launcher from another.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
