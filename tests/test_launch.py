@@ -6,6 +6,7 @@ down to what tells one launcher from another.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -222,3 +223,18 @@ def test_no_mpi_names_both_extras_and_the_site():
 def test_nothing_of_mpi_is_loaded():
     loaded = "import sys, mpiddl.launch, mpiddl.threads, mpiddl.doctor; sys.exit('mpi4py' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("fabric", [True, False])
+def test_open_mpi_is_told_not_to_look_for_a_fabric_where_there_is_none(monkeypatch, tmp_path, fabric):
+    from types import SimpleNamespace
+
+    from mpiddl.transport import start
+
+    for name in start.WITHOUT_FABRIC:
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(start, "FABRICS", ("/nowhere", str(tmp_path) if fabric else "/nowhere"))
+    start.initialise(SimpleNamespace(Init_thread=lambda level: None, THREAD_MULTIPLE=3))
+    told = {name: value for name, value in os.environ.items() if name in start.WITHOUT_FABRIC}
+    assert told == ({} if fabric else start.WITHOUT_FABRIC)
