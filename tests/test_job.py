@@ -30,7 +30,7 @@ WRONG = [
     ({"dtype": "float16"}, "expected one of float32, float64"),
     ({"validation": 1.0}, "validation: got 1, expected 0 or more, at most 0.9"),
     ({"reproducible": "yes"}, "reproducible: got 'yes', expected true or false"),
-    ({"reproducible": True, "threads": 2}, "threads: got 2, expected 1 (or 0) with reproducible"),
+    ({"reproducible": True, "threads": 2}, "threads: got 2, expected 1 (or 0) with `reproducible`"),
     ({"epoch": 3}, "did you mean 'epochs'?"),
     ({"zzz": 3}, "unknown setting 'zzz'; known: data,"),
     ({"target_accuracy": 0.9, "validation": 0.0}, "target_accuracy"),

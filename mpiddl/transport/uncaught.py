@@ -92,8 +92,8 @@ def _speaks(error: BaseException) -> bool:
     if _all_fail(world):
         return bool(world.rank == 0)
     if not agreed:
-        end_job(world, error)
-    return True  # other ranks have caught it, or are not here yet
+        end_job(world, error)  # Open MPI may return from it
+    return bool(agreed)  # other ranks have caught it, or are not here yet
 
 
 def _all_fail(world: Any) -> bool:
