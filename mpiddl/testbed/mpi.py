@@ -29,7 +29,7 @@ _ELSEWHERE = ("XDG_RUNTIME_DIR", SESSIONS)
 _AS_ROOT = [f"{part}_ALLOW_RUN_AS_ROOT{twice}" for part in ("OMPI", "PRTE") for twice in ("", "_CONFIRM")]
 # All hosts share this machine's cores: a rank that waits has to leave its core to the others, none may be bound.
 # Without ^ucx, one-sided windows print a harmless error. Daemons are started from the login node, never by each other.
-_ANYHOW = dict.fromkeys(_AS_ROOT, "1") | {"OMPI_MCA_osc": "^ucx"}
+_ANYHOW = dict.fromkeys(_AS_ROOT, "1") | {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_btl": "^ofi,uct"}
 _CROWDED = {"OMPI_MCA_mpi_yield_when_idle": "1", "PRTE_MCA_hwloc_default_binding_policy": "none"}
 _OPEN_MPI = _ANYHOW | _CROWDED | {
     "PRTE_MCA_plm_ssh_agent": str(SHARED / "agent"),
