@@ -114,7 +114,7 @@ def test_nonsense_is_told(command, flags, said):
 
 @pytest.mark.parametrize(("flags", "said"), [
     (("--data", "no-such-data"), "nothing is called 'no-such-data'"),
-    (("--batch", "100000"), "batch=100000 is larger than"),
+    (("--batch", "100000"), "batch: got 100000, expected at most"),
     (("--strategy", "gossip:pace=own@0.1"), "strategy: got 'gossip:pace=own', expected a synchronous strategy"),
     (("--strategy", "asgd@0.1"), "strategy: got 'asgd', expected a synchronous strategy"),
     (("--strategy", "gossip:graph=matching@0.1"), "graph: got matching on 3 ranks"),

@@ -205,7 +205,7 @@ def test_a_job_file_with_more_than_settings(capsys, tmp_path, text):
 
 def test_a_failure_of_some_ranks_in_a_part_of_them_ends_all(mpirun):
     done = mpirun(2, "mpiddl", "bench", "agreement", "--data", "nosuch")
-    assert done.returncode == 2 and done.stderr.count("nothing is called 'nosuch'") == 1
+    assert done.returncode == 2 and done.stderr.count("data: got 'nosuch'") == 1
 
 
 def test_rows_of_the_wrong_width(capsys, tmp_path):

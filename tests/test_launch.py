@@ -229,12 +229,13 @@ def test_nothing_of_mpi_is_loaded():
 def test_open_mpi_is_told_not_to_look_for_a_fabric_where_there_is_none(monkeypatch, tmp_path, fabric):
     from types import SimpleNamespace
 
+    from mpiddl import launch
     from mpiddl.transport import start
 
     for name in start.WITHOUT_FABRIC:
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
     monkeypatch.setattr(start, "FABRICS", ("/nowhere", str(tmp_path) if fabric else "/nowhere"))
-    start.initialise(SimpleNamespace(Init_thread=lambda level: None, THREAD_MULTIPLE=3))
+    start.initialise(SimpleNamespace(Init_thread=lambda level: None, THREAD_MULTIPLE=3), launch.promise({}))
     told = {name: value for name, value in os.environ.items() if name in start.WITHOUT_FABRIC}
     assert told == ({} if fabric else start.WITHOUT_FABRIC)

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
 from numbers import Integral
 from typing import Any
 
@@ -99,7 +98,6 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         with connected(self.comm, os.environ) as link:
             began, sent, held_up = now(), link.meter.bytes, link.meter.seconds
             with _alike(link):
-                import_module("mpiddl.kernels.update")  # and numba: what keeps kernels from loading, all ranks raise together
                 self._check_settings()
                 rows = self._own_rows(X, sample_weight, link.size, after is None)
                 seed = self._seed(link.rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from mpiddl.decomposition.subspace import Ritz
 from mpiddl.decomposition.variance_reduced import Settings, VarianceReduced
 from mpiddl.decomposition.vr_plain import vr_plain
 from mpiddl.errors import ConvergenceError, UsageError
+from mpiddl.transport.agree import agreed
 
 SOLVERS = ("auto", "gram", "subsample", "vr", "vr-plain", "krylov")
 
@@ -146,8 +148,12 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     counts, *kinds = zip(*comm.allgather((rows.n, rows.sparse, isinstance(rows, FileRows))), strict=True)
     n, d = sum(counts), rows.d
     sparse, files = map(any, kinds)
+    compiled = n * d > FEW or sparse or files or solver.startswith("vr")
+    if compiled:
+        with agreed(comm):  # numba may fail to load kernels: all ranks raise together
+            import_module("mpiddl.kernels.normal_product")
     if isinstance(rows, DenseRows):
-        rows.compiled = n * d > FEW or sparse or files or solver.startswith("vr")  # alike on all ranks: so are columns
+        rows.compiled = compiled  # the same on all ranks, because it decides the number of columns
     columns = min(rows.columns(k + OVERSAMPLES), d)
     if solver.startswith("vr") and sparse:
         raise UsageError(f"solver: got {solver} for sparse rows, expected one of auto, krylov, gram")
