@@ -113,7 +113,7 @@ def test_nonsense_is_told(command, flags, said):
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (("--data", "no-such-data"), "nothing is called 'no-such-data'"),
+    (("--data", "no-such-data"), "got 'no-such-data', expected the built-in 'digits'"),
     (("--batch", "100000"), "batch: got 100000, expected at most"),
     (("--strategy", "gossip:pace=own@0.1"), "strategy: got 'gossip:pace=own', expected a synchronous strategy"),
     (("--strategy", "asgd@0.1"), "strategy: got 'asgd', expected a synchronous strategy"),

@@ -232,7 +232,7 @@ def test_nonsense_is_refused(change, said):
     (("--jobs", "-1"), "jobs: got -1"),
     (("--results", "/nowhere/at/all.jsonl"), "results: /nowhere/at/all.jsonl"),
     (("--plot", "picture"), "plot: got 'picture'"),
-    (("--data", "nosuch"), "nothing is called 'nosuch'"),
+    (("--data", "nosuch"), "got 'nosuch', expected the built-in 'digits'"),
     (("--data", "digits", "--workers", "64"), "batch=2048 is larger"),
     (("--rules", "asgd:lag=3"), "strategy asgd: got 'lag=3'"),
 ])  # fmt: skip

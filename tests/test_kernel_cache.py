@@ -19,8 +19,7 @@ SAYS = "mpiddl: numba cache: got no folder that can be written"
 TRAIN = ("mpiddl", "train", "--data", "digits", "--epochs", "1", "--hidden", "8")
 USES = {
     "train": "mpiddl.train('softmax', 'digits', epochs=1, quiet=True)",
-    "communicator": "mpiddl.Communicator(MPI.COMM_WORLD).Allreduce(np.ones(9, 'f4'), np.empty(9, 'f4'))",
-    "pca": "mpiddl.decomposition.PCA(2).fit(np.random.default_rng(0).random((50, 9)))",
+    "pca": "mpiddl.decomposition.PCA(2).fit(np.random.default_rng(0).random((600, 500)))",
 }
 USE = "import numpy as np, mpiddl, mpiddl.decomposition; from mpi4py import MPI; {}; print('done')"
 
@@ -61,7 +60,7 @@ def test_train_keeps_kernels_among_temporary_files_and_says_so_once(mpirun, nowh
 
 @pytest.mark.no_mpi
 def test_pca_too(command, nowhere, folder, tmp_path):
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((50, 9)))
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((600, 500)))
     finished = command("mpiddl", "pca", tmp_path / "x.npy", "-k", 2, "-o", tmp_path / "out", env=nowhere)
     assert finished.returncode == 0, finished.stderr
     assert "Traceback" not in finished.stderr and finished.stderr.count(SAYS) == 1
@@ -180,13 +179,20 @@ def _twice(x):
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("what", ["train", "pca"])
 def test_numba_told_not_to_compile_is_one_line(mpirun, tmp_path, what, ranks):
-    np.save(tmp_path / "x.npy", np.ones((50, 9)))
+    np.save(tmp_path / "x.npy", np.ones((600, 500)))
     words = {"train": TRAIN, "pca": ("mpiddl", "pca", tmp_path / "x.npy", "-k", 2, "-o", tmp_path / "out")}[what]
     finished = mpirun(ranks, *words, env={"NUMBA_DISABLE_JIT": "1"})
     assert finished.returncode == 2
     assert "Traceback" not in finished.stderr
     assert finished.stderr.count("mpiddl: error: NUMBA_DISABLE_JIT: got 1, expected 0") == 1
     assert finished.stderr.count("unset NUMBA_DISABLE_JIT") == 1
+
+
+def test_a_communicator_says_it_at_its_first_long_sum(mpirun):
+    use = "mpiddl.Communicator(MPI.COMM_WORLD).Allreduce(np.ones(1 << 20, 'f4'), np.empty(1 << 20, 'f4'))"
+    finished = mpirun(2, sys.executable, "-c", USE.format(use), env={"NUMBA_DISABLE_JIT": "1"})
+    assert finished.returncode == 1 and "done" not in finished.stdout
+    assert "Traceback" not in finished.stderr and finished.stderr.count("NUMBA_DISABLE_JIT: got 1, expected 0") == 1
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
