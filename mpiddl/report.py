@@ -112,15 +112,15 @@ def _number(value: float | None) -> str:
 
 
 def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
-    """Print what came out, and the table of where each rank's seconds and bytes went."""
+    """Print the result, and a table of the seconds and bytes of the ranks."""
     from rich import box
     from rich.table import Table
 
     slowest = max(range(len(splits)), key=lambda rank: splits[rank].compute)
     ranks = f"{len(splits)} rank{'s' * (len(splits) > 1)}"
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("a rank's")
-    for name in ("mean", "share", f"slowest, rank {slowest}"):
+    table.add_column("per rank")
+    for name in ("mean", "share of time", f"slowest, rank {slowest}"):
         table.add_column(name, justify="right")
     whole = sum(sum(split[:3]) for split in splits) or 1.0
     for phase in ("compute", "communication", "waiting"):
@@ -129,12 +129,12 @@ def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
                       f"{seconds[slowest]:.3f}")
     table.add_row("sent (MB)", f"{sum(split.bytes for split in splits) / len(splits) / 1e6:.2f}", "",
                   f"{splits[slowest].bytes / 1e6:.2f}")
-    print(f"\n{headline(summary)}\n{summary['strategy']} on {ranks}, {summary['mpi']}")
+    print(f"\n{headline(summary)}\n{summary['strategy_name']} on {ranks}, {summary['mpi']}")
     if summary.get("reproducible"):
-        print(f"reproducible, sha256 of the weights {summary['checkpoint_sha256']}")
+        print(f"reproducible: the SHA-256 of the weights is {summary['checkpoint_sha256']}")
     if overlap := summary.get("overlap"):
-        print("a step on rank 0: {was_hidden_ms:.1f} of {could_be_hidden_ms:.1f} ms of communication that could be hidden "
-              "behind computing were; {communication_ms:.1f} ms in all".format(**overlap))
+        print("A step on rank 0 has {communication_ms:.1f} ms of communication. {could_be_hidden_ms:.1f} ms of it can be "
+              "hidden behind computation, and {was_hidden_ms:.1f} ms were hidden.".format(**overlap))
     _console().print(table)
     for sentence in summary.get("too_many_ranks", ()):
         print(sentence)

@@ -13,7 +13,7 @@ from mpiddl.errors import UsageError
 from mpiddl.folder import Folder
 from mpiddl.job import FIELDS, Job, make_job, read_drop, read_slow, without_aliases
 from mpiddl.recipes import OPTIMISER, check_model, with_optimiser
-from mpiddl.strategies import Strategy, describe, make_strategy, reproducible
+from mpiddl.strategies import Strategy, describe, make_strategy, reproducible, spelled
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__
 
@@ -66,7 +66,7 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
         own = is_object(request.optimiser) or user_code.is_reference(job.optimiser)
         if strategy.optimisers and not own and job.optimiser not in strategy.optimisers:
             raise UsageError(
-                f"optimiser: got {job.optimiser}, strategy {describe(strategy)} wants {' or '.join(strategy.optimisers)}"
+                f"optimiser: got {job.optimiser}, expected {' or '.join(strategy.optimisers)} for strategy {spelled(strategy)}"
             )
         if own:
             _check_parameters(job)

@@ -25,6 +25,7 @@ from mpiddl.metrics import Lines, Metrics, Split, finite
 from mpiddl.prediction import outputs, predictions, warn_of_scale
 from mpiddl.request import Request, asked_for
 from mpiddl.session import Session, dry_run, open_session, starting_state
+from mpiddl.strategies import spelled
 from mpiddl.transport import virtual
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.align import clock_offset
@@ -281,6 +282,7 @@ def _summary(control: Any, session: Session, state: State, metrics: Metrics, spl
         "bytes_basis": BYTES_BASIS,
         "ranks": control.size,
         "strategy": session.about["strategy"],
+        "strategy_name": spelled(session.strategy),
         "ended": control.bcast(ended),
         "parameters": int(state.params.flat.size),
         "reproducible": session.job.reproducible,

@@ -27,7 +27,7 @@ def test_train_evaluate_predict_on_several_ranks(mpirun, tmp_path):
     trained = mpirun(4, *TRAIN, "--out", run, "--hidden", "32,16")
     assert trained.returncode == 0, trained.stderr
     assert trained.stdout.count("test accuracy") == 1
-    assert "AllReduce() on 4 ranks" in trained.stdout
+    assert "allreduce on 4 ranks" in trained.stdout
     assert "\x1b" not in trained.stdout
     summary = json.loads((run / "summary.json").read_text())
 

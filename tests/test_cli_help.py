@@ -54,3 +54,9 @@ def test_help_texts_are_sentences(words):
             sentence = re.sub(r"  \[default: .*\]$", "", text)
             assert sentence[0] == sentence[0].upper() and sentence.endswith((".", ")")), sentence
             assert ";" not in sentence, sentence
+
+
+@pytest.mark.parametrize("words", [(), ("bench",), ("testbed",)], ids=" ".join)
+def test_a_command_without_arguments_prints_its_help(command, words):
+    finished = command("mpiddl", *words)
+    assert finished.returncode == 2 and finished.stdout.startswith("Usage: mpiddl") and "error" not in finished.stderr

@@ -51,7 +51,7 @@ def test_the_figures_are_told():
 @pytest.mark.no_mpi
 def test_the_final_table_ends_with_them(capsys):
     summary = {"test_accuracy": 0.5, "test_loss": 0.5, "test_rows": 10, "steps": 10, "seconds": 2.0, "ended": "",
-               "strategy": "AllReduce()", "mpi": "MPI X", "too_many_ranks": ["cores: 3 ranks share 2 cores"]}
+               "strategy_name": "AllReduce()", "mpi": "MPI X", "too_many_ranks": ["cores: 3 ranks share 2 cores"]}
     report.show_summary(summary, [Split(1.0, 0.5, 0.5, 1, 3)] * 3)
     assert capsys.readouterr().out.endswith("cores: 3 ranks share 2 cores\n")
 

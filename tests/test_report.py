@@ -22,7 +22,7 @@ pytestmark = pytest.mark.no_mpi
 LINE = {"step": 5, "epoch": 0.5, "loss": 1.25, "accuracy": 0.5, "rate": 0.1, "elapsed": 1.0, "bytes": 10}
 VALIDATION = {"step": 10, "epoch": 1.0, "validation_loss": 0.7, "validation_accuracy": 0.75, "elapsed": 2.0, "bytes": 20}
 SUMMARY = {"test_accuracy": 0.875, "test_loss": 0.5, "test_rows": 100, "steps": 10, "seconds": 2.0, "ended": "", "ranks": 2,
-           "strategy": "AllReduce()", "mpi": "MPI X"}
+           "strategy_name": "AllReduce()", "mpi": "MPI X"}
 
 
 def seen_on_a_terminal(words, env, columns=90):

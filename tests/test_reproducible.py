@@ -246,7 +246,7 @@ def checksum(done, run):
     """Of the run's last checkpoint; the command has told it, too."""
     assert done.returncode == 0, done.stderr
     summary = json.loads((run / "summary.json").read_text())
-    assert f"reproducible, sha256 of the weights {summary['checkpoint_sha256']}" in done.stdout
+    assert f"reproducible: the SHA-256 of the weights is {summary['checkpoint_sha256']}" in done.stdout
     return summary["checkpoint_sha256"]
 
 

@@ -28,6 +28,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         sys.exit(1)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(2)
     except click.ClickException as error:
         _fail(_as_usage(error), promise)
     except Exception as error:

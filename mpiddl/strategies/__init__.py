@@ -92,6 +92,7 @@ __all__ = [
     "describe",
     "make_strategy",
     "reproducible",
+    "spelled",
 ]
 
 
@@ -129,6 +130,23 @@ def _named(spec: str) -> Any:
     close = difflib.get_close_matches(name, NAMES, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise UsageError(f"strategy: got {name!r}, expected one of {', '.join(NAMES)}, or MODULE:CLASS{hint}")
+
+
+def spelled(strategy: Strategy) -> str:
+    """Return a strategy as a user would write it: its name, and the parameters that are not the defaults.
+
+    Examples
+    --------
+    >>> spelled(LocalSGD(period=4)), spelled(AllReduce())
+    ('local-sgd:period=4', 'allreduce')
+    """
+    strategy = getattr(strategy, "rule", strategy)  # of a one-sided parameter server
+    name = next((name for name, known in NAMES.items() if known is type(strategy)), "")
+    if not name:
+        return describe(strategy)
+    values = ((field.name, field.default, getattr(strategy, field.name)) for field in dataclasses.fields(strategy))  # type: ignore[arg-type]
+    given = ",".join(f"{key}={value}" for key, default, value in values if value != default)
+    return f"{name}:{given}" if given else name
 
 
 def reproducible(strategy: Strategy) -> Strategy:
