@@ -41,7 +41,7 @@ MESSAGES = {
     "train": ('mpiddl.train("mlp", "digits", epochs=-1)', "epochs: got -1, expected 0 or more"),
     "load": ('mpiddl.load("nothing")', "nothing: no checkpoint here; expected"),
     "fit": ("PCA(n_components=2, tol=-1).fit(X)", "tol: got -1, expected a number from 0 to 1"),
-    "communicator": ("mpiddl.Communicator(MPI.COMM_NULL)", "comm: got COMM_NULL, expected an intra-communicator in use"),
+    "communicator": ("mpiddl.Communicator(MPI.COMM_NULL)", "comm: got COMM_NULL, expected an intra-communicator"),
     "differ": ('mpiddl.train("mlp", "digits", epochs=WORLD.rank)', "settings: epochs: rank 0 was given 0, rank 1 1; expected"),
 }
 
