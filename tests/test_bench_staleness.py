@@ -233,7 +233,7 @@ def test_nonsense_is_refused(change, said):
     (("--results", "/nowhere/at/all.jsonl"), "results: /nowhere/at/all.jsonl"),
     (("--plot", "picture"), "plot: got 'picture'"),
     (("--data", "nosuch"), "got 'nosuch', expected the built-in 'digits'"),
-    (("--data", "digits", "--workers", "64"), "batch=2048 is larger"),
+    (("--data", "digits", "--workers", "64"), "batch: got 2048, expected at most"),
     (("--rules", "asgd:lag=3"), "strategy asgd: got 'lag=3'"),
 ])  # fmt: skip
 def test_nonsense_is_told(capsys, tmp_path, flags, said):

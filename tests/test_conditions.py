@@ -79,7 +79,7 @@ def test_who_asks_for_what_nobody_sends_is_told_so():
             pass
         comm.compute(1)
 
-    with pytest.raises(CommError, match=r"deadlocked: rank 0 asks for a message from 1"):
+    with pytest.raises(CommError, match=r"deadlocked: rank 0 waits for a message from 1"):
         simulated(2, program)
 
 
@@ -153,9 +153,11 @@ def test_several_ranks_cannot_simulate(comm):
 
 
 def test_a_dry_run_tells_of_the_workers():
+    from mpiddl.request import Request
     from mpiddl.training import describe
 
-    text = describe(simulate=5, slow="4:2", epochs=1)
+    settings = {"simulate": 5, "slow": "4:2", "epochs": 1}
+    text = describe(Request(None, None, None, None, False, False, False, None, None, settings))
     assert "rank 4 " in text and "rank 5" not in text
 
 
