@@ -331,7 +331,7 @@ def _count(link: Any, rows: Rows) -> tuple[int, float]:
     """Rows of all ranks, and their weight."""
     n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
     if not total:
-        raise UsageError("X: got only rows with sample_weight zero on all ranks, expected one row or more with a weight above 0")
+        raise UsageError("X: got only rows with sample_weight zero on all ranks, expected some with a weight above 0")
     return n, total
 
 
