@@ -26,10 +26,10 @@ def writing(path: Path, kind: type[MpiddlError] = OutputError, after: str = "") 
 def check_writable(name: str, path: Path) -> None:
     """Raise a `UsageError` for a file that could not be written later, when all work is done; ``name`` is the option's."""
     if not path.parent.is_dir():
-        raise UsageError(f"{name}: {path}: the folder {path.parent} does not exist; expected a file that can be written")
+        raise UsageError(f"{name}: {path}: the folder {path.parent} does not exist, expected a file in an existing folder")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        what = "a folder" if path.is_dir() else "no right to write it"
-        raise UsageError(f"{name}: {path}: {what}; expected a file that can be written")
+        what = "this is a folder" if path.is_dir() else "there is no permission to write this file"
+        raise UsageError(f"{name}: {path}: {what}, expected a file that can be written")
 
 
 def lock(file: Path) -> int | None:

@@ -56,7 +56,7 @@ class Folder:
             self._held = os.open(self.path, os.O_RDONLY)  # as long as it is open, no other folder has its number
         except OSError as error:
             self.release()
-            raise UsageError(f"out: {self.path}: {error.strerror}; expected a folder that can be written") from None
+            raise UsageError(f"out: {self.path}: {error.strerror}; expected a writable folder") from None
         except UsageError:
             self.release()
             raise
@@ -91,8 +91,8 @@ class Folder:
         if _is_same(self.path, self._held) and _is_same(self.path / LOCK, self._lock) and self.job.exists():
             return False
         if not _is_same(self.path, self._held) and self.path.exists() and any(self.path.iterdir()):
-            raise OutputError(f"out: {self.path}: got another folder in the place of this run's, expected it to stay while the "
-                              "run goes on; nothing is written there")
+            raise OutputError(f"out: {self.path}: the folder was replaced by another one during the run, expected the same "
+                              "folder until the end of the run; nothing is written to the new folder")
         self.release()
         self.prepare(resume=True, overwrite=False)
         with writing(self.job):
@@ -109,7 +109,7 @@ class Folder:
         """Hold the folder for this run; the lock ends with the process, however that ends."""
         self._lock = lock(self.path / LOCK)
         if self._lock is None:
-            raise UsageError(f"out: {self.path}: another run is writing there; wait for it, or name another folder: `out=DIR`")
+            raise UsageError(f"out: {self.path}: another run is writing to it; wait until that run ends, or use `out=DIR`")
 
     def write_job(self, settings: Mapping[str, Any], of_a_program: Sequence[str] = ()) -> None:
         """Write the settings, and which of them a Python program replaced by objects of its own."""

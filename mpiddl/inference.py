@@ -46,7 +46,7 @@ def evaluate_run(run: Path, data: str | None = None, comm: Any = None, model: An
             trained = load_with(run, model, "--model")
             found = _open(trained, data)
             if found.test is None:
-                raise DataError(f"data: got {found.name} without test rows, expected a set with some")
+                raise DataError(f"data: the data set {found.name} has no test rows, expected a data set with test rows")
             rows = ShardedRows(found.test, Layout(found.test.n, link.size), [link.rank], 0, trained.job.dtype)
             largest = next((magnitude(x) for x, _ in rows.all_rows()), 0.0)
             note = scale_note(trained.about["data"], 255 * largest if rows.bytes else largest, rows.bytes)
@@ -129,12 +129,12 @@ def _map(path: str) -> np.ndarray:
     except OSError as error:
         raise UsageError(f"rows: {path}: {error.strerror or error}; expected a .npy file or a data set") from None
     except (ValueError, EOFError, OverflowError, MemoryError) as error:
-        raise DataError(f"rows: {path}: damaged or not a .npy file of numbers ({error})") from None
+        raise DataError(f"rows: {path}: the file is damaged, or not a .npy file of numbers ({error})") from None
     if not isinstance(array, np.memmap):
-        raise DataError(f"rows: {path}: got an archive of arrays, expected a .npy file with one")
+        raise DataError(f"rows: {path}: got an archive of arrays (.npz), expected a .npy file with a single array")
     if (size := os.path.getsize(path) - array.offset) != array.nbytes:
-        raise DataError(f"rows: {path}: got {size} bytes, expected {array.nbytes} for {array.dtype} {array.shape}: damaged, or "
-                        "several arrays in one file")
+        raise DataError(f"rows: {path}: got {size} bytes of data, expected {array.nbytes} for an array of {array.dtype} and "
+                        f"shape {array.shape}; the file is damaged, or holds several arrays")
     if array.ndim < 2 or array.dtype.kind not in "uif":
         raise DataError(f"rows: {path}: got {array.dtype} of shape {array.shape}, expected numbers of shape (n, features)")
     return array
@@ -143,16 +143,16 @@ def _map(path: str) -> np.ndarray:
 def _open(trained: Trained, data: str | None) -> Data:
     name = data or trained.job.data
     if not data and trained.about["data"]["name"] == "arrays":
-        raise UsageError("data: the model was trained on arrays of a program, expected a data set: `data=NAME`")
+        raise UsageError("data: the model was trained on arrays in memory, expected the name of a data set: `data=NAME`")
     task: Task = "classification" if trained.about["data"]["classes"] is not None else "regression"
     names = trained.about["data"].get("class_names")
     found = open_data(name, search_path(os.environ), task=task, test_fraction=trained.job.test_fraction, class_names=names)
     if tuple(names or ()) != (found.class_names or ()):
         came = shown_names(found.class_names)
-        raise DataError(f"data: {found.name}: got {came}, expected {shown_names(names)}, as the model was trained on them")
+        raise DataError(f"data: {found.name}: got {came}, expected {shown_names(names)} as in training")
     wanted = trained.about["data"]["features"]
     if found.features != wanted:
-        raise DataError(f"data: got {found.name} with {found.features} features, expected {wanted} as in training")
+        raise DataError(f"data: got {found.name} with {found.features} features, expected {wanted} features as in training")
     return found
 
 

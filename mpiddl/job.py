@@ -57,73 +57,79 @@ class Job:
     mpiddl.errors.UsageError: epochs: got -1, expected 0 or more
     """
 
-    data: str = setting("digits", "data set: 'digits', or a folder or file, as a path or in a folder that MPIDDL_DATA lists",
-                        DATA)
-    test_fraction: float = setting(0.2, "share of the rows kept for the test where the data set has no test rows (0: no test)",
+    data: str = setting("digits", "data set: 'digits', the path of a file or folder, or the name of one in a folder listed in "
+                        "MPIDDL_DATA", DATA)
+    test_fraction: float = setting(0.2, "share of the rows kept as test rows if the data set has none of its own (0: no test)",
                                    DATA, least=0, most=0.9)
     validation: float = setting(0.1, "share of the training rows kept for validation", DATA, least=0, most=0.9)
-    model: str = setting("mlp", "network: mlp (dense layers), softmax (no hidden layers), or your own: "
+    model: str = setting("mlp", "network: mlp (dense layers), softmax (no hidden layers), or your own class: "
                          "MODULE:CLASS[:key=value,...]", MODEL, ("mlp", "softmax"), user_code=True)
     hidden: tuple[int, ...] = setting((64,), "sizes of the hidden layers, from first to last", MODEL, least=1)
     activation: str = setting("relu", "activation of the hidden layers", MODEL, ("relu", "tanh"))
     initialisation: str = setting("he", "distribution of the initial weights", MODEL, ("he", "glorot"))
-    loss: str = setting("auto", "loss (auto: cross-entropy for labels, squared-error for other targets)", MODEL,
+    loss: str = setting("auto", "loss function (auto: cross-entropy for labels, squared-error for other targets)", MODEL,
                         ("auto", "cross-entropy", "squared-error"))
     dtype: str = setting("float32", "precision of parameters and gradients", MODEL, ("float32", "float64"))
     epochs: int = setting(10, "passes over the training rows", OPTIMISATION, least=0)
-    batch: int = setting(64, "samples in a step, over all ranks together", OPTIMISATION, least=1)
-    optimiser: str = setting("auto", "update rule: sgd, momentum, nesterov, adam, adamw, or your own: "
-                             "MODULE:CLASS[:key=value,...] (auto: that of the strategy, otherwise momentum)", OPTIMISATION,
+    batch: int = setting(64, "samples per step, counted over all ranks together", OPTIMISATION, least=1)
+    optimiser: str = setting("auto", "update rule: sgd, momentum, nesterov, adam, adamw, or your own class: "
+                             "MODULE:CLASS[:key=value,...] (auto: the rule that the strategy needs, otherwise momentum)",
+                             OPTIMISATION,
                              ("auto", "sgd", "momentum", "nesterov", "adam", "adamw"), user_code=True)
-    rate: float = setting(0.0, "learning rate (0: 0.05 for sgd, momentum and nesterov, 0.001 for adam and adamw)",
+    rate: float = setting(0.0, "learning rate (0: default of the optimiser, 0.001 for adam and adamw, 0.05 for all others)",
                           OPTIMISATION, least=0)
-    momentum: float = setting(0.9, "momentum of the optimisers 'momentum' and 'nesterov'", OPTIMISATION, least=0, most=1)
-    weight_decay: float = setting(0.0, "L2 penalty (with adamw: decoupled weight decay)", OPTIMISATION, least=0)
-    clip: float = setting(0.0, "largest norm of the mean gradient (0: no limit)",
+    momentum: float = setting(0.9, "momentum factor of the optimisers 'momentum' and 'nesterov'", OPTIMISATION, least=0, most=1)
+    weight_decay: float = setting(0.0, "factor of the L2 penalty (with adamw: decoupled weight decay)", OPTIMISATION, least=0)
+    clip: float = setting(0.0, "scale the mean gradient down to norm X if its norm is larger (0: no limit)",
                           OPTIMISATION, least=0)
     schedule: str = setting("cosine", "schedule of the learning rate", OPTIMISATION, ("constant", "step", "cosine"))
-    warmup: float = setting(0.0, "epochs in which the learning rate rises from 0 to its full value", OPTIMISATION, least=0)
-    step_epochs: float = setting(10.0, "schedule 'step': epochs between two reductions of the rate", OPTIMISATION, above=0)
-    step_factor: float = setting(0.1, "schedule 'step': factor of each reduction", OPTIMISATION, above=0, most=1)
-    scale_rate: int = setting(0, "multiply the learning rate by batch / N, the linear scaling rule (0: do not)",
+    warmup: float = setting(0.0, "epochs at the start of the run in which the learning rate rises from 0 to its full value",
+                            OPTIMISATION, least=0)
+    step_epochs: float = setting(10.0, "schedule 'step': epochs between two reductions of the learning rate", OPTIMISATION,
+                                 above=0)
+    step_factor: float = setting(0.1, "schedule 'step': factor of the learning rate at each reduction", OPTIMISATION,
+                                 above=0, most=1)
+    scale_rate: int = setting(0, "multiply the learning rate by batch / N, the linear scaling rule (0: no scaling)",
                               OPTIMISATION, least=0)
     seed: int = setting(0, "seed of the initial weights, the data split and the order of the samples", OPTIMISATION, least=0)
     max_steps: int = setting(0, "stop after N steps, counted from the start of the run (0: no limit)", OPTIMISATION, least=0)
     max_seconds: float = setting(0.0, "stop after X seconds and write a checkpoint (0: no limit)", OPTIMISATION, least=0)
     max_bytes: int = setting(0, "stop after all ranks together have sent N bytes (0: no limit)", OPTIMISATION, least=0)
-    target_accuracy: float = setting(0.0, "stop at this validation accuracy, between 0 and 1 (0: never)", OPTIMISATION, least=0,
-                                     most=1)
-    strategy: str = setting("allreduce", "how ranks combine their work, with its parameters: allreduce, auto, "
-                            "local-sgd:period=8, gossip, ddc-asgd, ... (all: docs/strategies.md), or your own: "
+    target_accuracy: float = setting(0.0, "stop when the validation accuracy reaches X, between 0 and 1 (0: never)",
+                                     OPTIMISATION, least=0, most=1)
+    strategy: str = setting("allreduce", "strategy by which ranks combine their work, with its parameters: allreduce, auto, "
+                            "local-sgd:period=8, gossip, ddc-asgd, ... (full list: docs/strategies.md), or your own class: "
                             "MODULE:CLASS[:key=value,...]", RANKS)
-    reproducible: bool = setting(False, "compute the same weights, bit for bit, on 1, 2, 4, 8 or 16 ranks, at a higher cost",
-                                 RANKS)
-    shards: int = setting(0, "virtual shards into which the rows are divided (0: 16, or more for more than 16 ranks)",
+    reproducible: bool = setting(False, "compute bit-identical weights on 1, 2, 4, 8 or 16 ranks, at a higher cost", RANKS)
+    shards: int = setting(0, "virtual shards into which the rows are divided (0: 16, or one per rank for more than 16 ranks)",
                           RANKS, least=0)
-    threads: int = setting(0, "BLAS and numba threads of each rank (0: cores of the node / ranks of the node)", RANKS, least=0)
+    threads: int = setting(0, "BLAS and numba threads per rank (0: number of cores / number of ranks on the node)",
+                           RANKS, least=0)
     slow: str = setting("", "make ranks slower: 3:4 makes rank 3 four times as slow", RANKS, form="RANK:FACTOR,...")
-    jitter: float = setting(0.0, "make each step longer by a random share with mean X (0: do not)", RANKS, least=0)
-    drop: str = setting("", "stop ranks before a step: 3:40:60 stops rank 3 before step 40, for the time of 20 steps, 3:40 "
-                        "stops it permanently", RANKS, form="RANK:STEP[:STEP],...")
-    simulate: int = setting(0, "train on N virtual workers with a simulated clock, in one process (0: train on the MPI ranks)",
+    jitter: float = setting(0.0, "make each step longer by a random share of its time, X on average (0: off)", RANKS, least=0)
+    drop: str = setting("", "stop ranks before a step: 3:40 stops rank 3 permanently before step 40, and 3:40:60 stops it "
+                        "there for the time of 20 steps", RANKS, form="RANK:STEP[:STEP],...")
+    simulate: int = setting(0, "train on N virtual workers in one process, with a simulated clock (0: train on the MPI ranks)",
                             SIMULATION, least=0)
     node_workers: int = setting(1, "virtual workers on each virtual node", SIMULATION, least=1)
-    step_seconds: float = setting(1.0, "simulated seconds that the computation of a step takes", SIMULATION, least=0)
-    message_seconds: float = setting(0.0, "simulated seconds that a message takes", SIMULATION, least=0)
-    log_every: int = setting(50, "steps between two lines of metrics", OUTPUT, least=1)
-    checkpoint_every: int = setting(0, "steps between two checkpoints (0: one checkpoint after each epoch)", OUTPUT, least=0)
+    step_seconds: float = setting(1.0, "simulated time of the computation of a step, in seconds", SIMULATION, least=0)
+    message_seconds: float = setting(0.0, "simulated time of a message, in seconds", SIMULATION, least=0)
+    log_every: int = setting(50, "number of steps between two lines of metrics", OUTPUT, least=1)
+    checkpoint_every: int = setting(0, "number of steps between two checkpoints (0: one checkpoint after each epoch)",
+                                    OUTPUT, least=0)
     keep: int = setting(3, "number of newest checkpoints to keep", OUTPUT, least=1)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
         if self.target_accuracy and not self.validation:
-            raise UsageError("target_accuracy: got a target without validation rows, expected `validation` above 0 beside it")
+            raise UsageError("target_accuracy: got a target but no validation rows, expected `validation` above 0")
         read_slow(self.slow)
         read_drop(self.drop)
         if self.reproducible and self.threads > 1:
             raise UsageError(
-                f"threads: got {self.threads}, expected 1 (or 0) with `reproducible`: a library's sums change with their number"
+                f"threads: got {self.threads}, expected 1 (or 0) with `reproducible`: "
+                "the bits of a sum depend on the number of threads"
             )
 
     def as_dict(self) -> dict[str, Any]:
@@ -161,7 +167,7 @@ def read_slow(text: str) -> dict[int, float]:
         except ValueError:
             number, times = -1, 0.0
         if not colon or number < 0 or not 1 <= times < float("inf") or number in found:
-            raise UsageError(f"slow: got {part!r}, expected RANK:FACTOR with a factor from 1, each rank once, such as 3:4")
+            raise UsageError(f"slow: got {part!r}, expected RANK:FACTOR with a factor of 1 or more, such as 3:4, once per rank")
         found[number] = times
     return found
 
@@ -183,7 +189,7 @@ def read_drop(text: str) -> dict[int, tuple[int, int | None]]:
     for part in filter(None, text.split(",")):
         numbers = [int(word) if word.isdecimal() and len(word) < 19 else -1 for word in part.split(":")]
         if len(numbers) not in (2, 3) or min(numbers) < 0 or numbers[0] in found or numbers[-1] <= (numbers[1:-1] or [-1])[0]:
-            raise UsageError(f"drop: got {part!r}, expected RANK:STEP or RANK:STEP:LATER_STEP, each rank once, such as 3:40:60")
+            raise UsageError(f"drop: got {part!r}, expected RANK:STEP or RANK:STEP:LATER_STEP, such as 3:40:60, once per rank")
         found[numbers[0]] = (numbers[1], numbers[2] if len(numbers) == 3 else None)
     return found
 
@@ -215,7 +221,7 @@ def without_aliases(settings: Mapping[str, Any]) -> dict[str, Any]:
     for given in settings:
         name = ALIASES.get(given, given)
         if name in names:
-            raise UsageError(f"{names[name]}, {given}: got both, which are one setting, expected {name} alone")
+            raise UsageError(f"{names[name]}, {given}: got two names of the same setting, expected only {name}")
         names[name] = given
     return {name: settings[given] for name, given in names.items()}
 
@@ -261,7 +267,8 @@ def read_job_file(path: str | Path) -> dict[str, Any]:
         return without_aliases(settings)
     if len(settings) > 1:
         beside = ", ".join(name for name in settings if name != "train")
-        raise UsageError(f"job file {path}: got {beside} beside [train], expected all settings in it or none")
+        raise UsageError(f"job file {path}: got {beside} outside [train], expected all settings in the section [train], or "
+                         "no such section")
     return without_aliases(section)
 
 
@@ -287,7 +294,7 @@ def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
         return parts
     if (kind is float and _is_number(value, Real)) or (kind is int and _is_number(value, Integral)):
         if isinstance(value, Integral) and abs(int(value)) > LARGEST:
-            raise UsageError(f"{field.name}: got a number of more than 300 digits, expected a smaller one")
+            raise UsageError(f"{field.name}: got a number of more than 300 digits, expected a smaller number")
         return kind(value)
     if not isinstance(value, kind) or kind is not str:
         wanted = {tuple: "a list of whole numbers", int: "a whole number", float: "a number", str: "a word",

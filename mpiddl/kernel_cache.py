@@ -39,8 +39,8 @@ def define(make: Callable[[], Any]) -> Any:
     from numba.core import config
 
     if config.DISABLE_JIT:
-        raise UsageError(f"NUMBA_DISABLE_JIT: got {config.DISABLE_JIT}, expected 0: Python cannot run the kernels of mpiddl, "
-                         "which have to be compiled: unset NUMBA_DISABLE_JIT")  # fmt: skip
+        raise UsageError(f"NUMBA_DISABLE_JIT: got {config.DISABLE_JIT}, expected 0, because the kernels of mpiddl only run "
+                         "when numba compiles them; unset NUMBA_DISABLE_JIT")  # fmt: skip
     try:
         return _saved_if_possible(make())
     except RuntimeError as error:

@@ -42,7 +42,7 @@ def shard_count(size: int, shards: int | None = None) -> int:
         raise PlacementError(f"shards: got {shards}, expected 1 or more")
     if shards < size:
         raise PlacementError(
-            f"shards: got {shards} for {size} ranks, expected {size} or more, one a rank; or start at most {shards} ranks"
+            f"shards: got {shards} for {size} ranks, expected {size} or more, one per rank; or start at most {shards} ranks"
         )
     return shards
 
@@ -61,17 +61,17 @@ def check_branches(shards: int, size: int) -> None:
     >>> check_branches(16, 3)
     Traceback (most recent call last):
         ...
-    mpiddl.errors.PlacementError: reproducible: got 16 shards on 3 ranks, expected a divisor of the shards: 1, 2, 4, 8 or 16
+    mpiddl.errors.PlacementError: reproducible: got 16 shards on 3 ranks, expected 1, 2, 4, 8 or 16 ranks
     """
     if shards & (shards - 1):
         below = 1 << shards.bit_length() - 1
         raise PlacementError(f"reproducible: got {shards} shards, expected a power of two, such as {below} or {2 * below}")
     if shards % size:
         fitting = [str(1 << level) for level in range(shards.bit_length())]
-        more = ", or more shards (of which come other bits)" if size > shards else ""
+        more = ", or more `shards`, which give other bits" if size > shards else ""
         wanted = " or ".join(filter(None, [", ".join(fitting[:-1]), fitting[-1]]))
         raise PlacementError(
-            f"reproducible: got {shards} shards on {size} ranks, expected a divisor of the shards: {wanted}{more}"
+            f"reproducible: got {shards} shards on {size} ranks, expected {wanted} ranks{more}"
         )
 
 
@@ -112,7 +112,7 @@ def check_batch(batch: int, train_rows: int) -> None:
         raise UsageError(f"batch: got {batch}, expected 1 or more")
     if batch > train_rows:
         raise UsageError(
-            f"batch: got {batch}, expected at most {train_rows}, the rows to train on"
+            f"batch: got {batch}, expected at most {train_rows}, the number of training rows"
         )
 
 
@@ -209,7 +209,7 @@ class Layout:
         """
         held = sorted(shards)
         if held and not 0 <= held[0] <= held[-1] < self.shards:
-            raise PlacementError(f"shards: got {held}, expected numbers from 0 to {self.shards - 1}")
+            raise PlacementError(f"shards: got {held}, expected shard numbers from 0 to {self.shards - 1}")
         if len(set(held)) < len(held):
             raise PlacementError(f"shards: got {held}, expected each once")
         return held

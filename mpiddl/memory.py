@@ -70,7 +70,8 @@ class FlatBuffer:
     def slice(self, name: str) -> slice:
         """Where the part `name` lies in `flat`."""
         if name not in self.slices:
-            raise ShapeError(f"name: got {name!r}, expected one of the parts: {', '.join(self.slices) or 'there are none'}")
+            raise ShapeError(f"name: got {name!r}, expected the name of a part: "
+                             f"{', '.join(self.slices) or 'there are no parts'}")
         return self.slices[name]
 
 
@@ -79,7 +80,7 @@ class Views(dict[str, np.ndarray]):
 
     def __setitem__(self, name: str, array: np.ndarray) -> None:
         if array is not self.get(name):  # `views["w"] += x` ends here too, with the view itself
-            raise ShapeError(f"{name}: got another array in its place, expected its values changed: views[{name!r}][:] = ...")
+            raise ShapeError(f"{name}: got another array, expected a change of the values in place: views[{name!r}][:] = ...")
 
     def update(self, *others: object, **arrays: np.ndarray) -> None:
         """Refused as well, and so is ``|=``, unless every array is the view itself."""

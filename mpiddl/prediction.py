@@ -103,8 +103,8 @@ def class_numbers(found: np.ndarray, classes: int) -> np.ndarray:
         If the outputs, which may be those of a user's own model, have no column for each class.
     """
     if found.ndim != 2 or found.shape[1] != classes:
-        raise ShapeError(f"model.predict: returned shape {found.shape}, expected (n, {classes}), a column for each class; "
-                         "outputs(x), or predict --raw, gives them as they are")
+        raise ShapeError(f"model.predict: returned shape {found.shape}, expected (n, {classes}) with one column per class; "
+                         "to get the outputs of this model unchanged, call outputs(x), or use predict --raw")
     return found.argmax(axis=1)
 
 
@@ -154,5 +154,6 @@ def _network(found: Checkpoint, job: Job, flag: str) -> MLP:
     if kind != "MLP" or "sizes" not in about:  # a user's class may have this name, too
         name = job.model if is_reference(job.model) else f"MODULE:{kind}"
         remedy = f"{flag} {name}" if flag else f"mpiddl.load({str(found.path)!r}, model={kind}(...))"
-        raise CheckpointError(f"{found.path}: holds a model of your own ({kind}), expected it beside the checkpoint: {remedy}")
+        raise CheckpointError(f"{found.path}: holds parameters of your own model ({kind}), expected this model as well: "
+                              f"{remedy}")
     return MLP(**{each.name: about[each.name] for each in fields(MLP) if each.name in about and each.name != "threads"})

@@ -48,7 +48,8 @@ def check_model(model: Any) -> None:
     """Raise a `UsageError` unless ``model`` has the members of a model."""
     user_code.check_members("model", model, MODEL)
     if not isinstance(model.shapes, Mapping):
-        raise UsageError(f"model.shapes: got {type(model.shapes).__name__}, expected names and shapes: {{'w': (3, 2)}}")
+        raise UsageError(f"model.shapes: got {type(model.shapes).__name__}, expected a dict of names and shapes: "
+                         f"{{'w': (3, 2)}}")
 
 
 def with_optimiser(job: Job, strategy: Strategy) -> Job:

@@ -82,8 +82,8 @@ def _check_parameters(job: Job) -> None:
     """Raise a `UsageError` for settings that only the optimisers of mpiddl take, and an own one would not see."""
     for name in ("momentum", "weight_decay"):
         if (value := getattr(job, name)) != FIELDS[name].default:
-            raise UsageError(f"{name}: got {value:g} beside an optimiser of your own, expected it among the parameters of that "
-                             f"one: Class({name}={value:g}) or MODULE:CLASS:{name}={value:g}")
+            raise UsageError(f"{name}: got {value:g} with an optimiser of your own, expected it as a parameter of this "
+                             f"optimiser: Class({name}={value:g}) or MODULE:CLASS:{name}={value:g}")
 
 
 def asked_for(link: Any, request: Request) -> Job:
@@ -91,7 +91,7 @@ def asked_for(link: Any, request: Request) -> Job:
     with agreed(link):
         job = make_job(_settings(request)[2])
         if job.simulate and link.size > 1 and not link.simulated:
-            raise UsageError(f"simulate: got {link.size} MPI ranks, expected one, which simulates all workers")
+            raise UsageError(f"simulate: got {link.size} MPI ranks, expected 1, because one process simulates all workers")
         Conditions(read_slow(job.slow), drop=read_drop(job.drop)).check(job.simulate or link.size)
     return job
 
@@ -106,7 +106,7 @@ def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, A
         del settings["optimiser"]
     if request.out is None:
         if request.goes_on or request.overwrite:
-            raise UsageError("resume, overwrite: got one of them without a folder, expected `out=DIR` beside it")
+            raise UsageError("resume, overwrite: got one of them without a folder, expected the folder of the run: `out=DIR`")
         return None, None, settings
     if request.goes_on and request.overwrite:
         raise UsageError("resume, overwrite: got both, expected one of them: `resume=True` or `overwrite=True`")
@@ -118,8 +118,8 @@ def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, A
     for name, value in make_job(settings).as_dict().items():
         if name in settings and name not in FREE_ON_RESUME and name in before and before[name] != value:
             raise UsageError(
-                f"{name}: got {value!r}, the run in {folder.path} was started with {before[name]!r}; expected the same, "
-                "or another folder for another run: `out=DIR`"
+                f"{name}: got {value!r}, expected {before[name]!r} as at the start of the run in {folder.path}; "
+                "for a new run, name another folder: `out=DIR`"
             )
     return folder, earlier, {**{name: value for name, value in before.items() if name in FIELDS}, **settings}
 

@@ -143,7 +143,7 @@ def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Ch
     params = FlatBuffer(model.shapes, job.dtype)
     with agreed(control):
         if model.init(params.views, generator(job.seed, WEIGHTS)) is not None:
-            raise UsageError("model.init: returned something, expected the parameters filled in place: params['w'][:] = ...")
+            raise UsageError("model.init: returned a value, expected None; fill the parameters in place: params['w'][:] = ...")
     state = State(0, 0, params, session.optimiser.init(params.flat.size, job.dtype), None,
                   applying(session.optimiser, job.clip), session.plan.schedule)
     loaded = None
@@ -183,11 +183,12 @@ def _check_conditions(job: Job, strategy: Strategy, placement: Placement, rank: 
     drop = read_drop(job.drop)
     for name, ranks in (("slow", read_slow(job.slow)), ("drop", drop)):
         if placement.serves and rank in ranks:
-            raise UsageError(f"{name}: got rank {rank}, which serves the others, expected one that works")
+            raise UsageError(f"{name}: got rank {rank}, which is a server, expected a rank that trains")
     begin, end = drop.get(rank, (0, 0))
     if end is None and strategy.lockstep:
-        raise UsageError(f"drop: got rank {rank}, gone for good, with {describe(strategy)}, whose ranks step together; "
-                         f"expected a later step at which it is back, {rank}:{begin}:STEP, or a strategy such as ddc-asgd")
+        raise UsageError(f"drop: got a permanent stop of rank {rank}, but strategy {describe(strategy)} needs all ranks in "
+                         f"each step; expected a step at which the rank returns, {rank}:{begin}:STEP, or a strategy such "
+                         "as ddc-asgd")
 
 
 def _leaves(job: Job, rank: int) -> int | None:
@@ -225,16 +226,18 @@ def _open_data(job: Job, request: Request) -> Data:
         x_test, y_test = (None, None) if request.test is None else _pair("test", request.test)
         return arrays_data(x, y, x_test, y_test, task=TASKS[job.loss], test_fraction=job.test_fraction)
     if request.test is not None:
-        raise UsageError("test: got test rows beside a named data set, expected them beside arrays, data=(x, y)")
+        raise UsageError("test: got test rows for a named data set, expected test rows only with arrays, data=(x, y)")
     return find_data(job, search_path(os.environ))
 
 
 def _pair(argument: str, value: Any) -> tuple[Any, Any]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         came = f"{len(value)} arrays" if isinstance(value, (tuple, list)) else type(value).__name__
-        raise UsageError(f"{argument}: got {came}, expected (x, y), or the name of a data set")
+        named = " or the name of a data set" if argument == "data" else ""
+        raise UsageError(f"{argument}: got {came}, expected a pair of arrays (x, y){named}")
     if any(isinstance(array, np.ma.MaskedArray) for array in value):
-        raise UsageError(f"{argument}: got a masked array, expected its missing values filled or their rows left out")
+        raise UsageError(f"{argument}: got a masked array, expected a plain array; fill the missing values or leave out "
+                         "these rows")
     return value[0], value[1]
 
 
@@ -244,13 +247,14 @@ def _layout(job: Job, data: Data, size: int, earlier: Path | None) -> Layout:
         before = checkpoint.load_manifest(earlier)
         shards = before.get("shards", 0) or shard_count(size)
         if job.shards not in (0, shards):
-            raise UsageError(f"shards: got {job.shards}, expected {shards} (or 0), as the run that is continued has them")
+            raise UsageError(f"shards: got {job.shards}, expected {shards} as in the run that is resumed (or 0)")
         if before.get("rows") != data.train.n:
-            raise CheckpointError(f"{earlier}: written by a run on {before.get('rows')} rows, data has {data.train.n}")
+            raise CheckpointError(f"data: got {data.train.n} training rows, expected {before.get('rows')} as in the run of "
+                                  f"{earlier}")
         names = tuple(before.get("data", {}).get("class_names") or ())
         if names != (data.class_names or ()):
             came = shown_names(data.class_names)
-            raise CheckpointError(f"data: got {came}, expected {shown_names(names)}, as the run in {earlier} has them")
+            raise CheckpointError(f"data: got {came}, expected {shown_names(names)} as in the run of {earlier}")
     elif job.reproducible:
         shards = job.shards or DEFAULT_SHARDS  # never of the ranks' making: other shards are other bits
     else:
@@ -258,7 +262,7 @@ def _layout(job: Job, data: Data, size: int, earlier: Path | None) -> Layout:
     if job.reproducible:
         check_branches(shards, size)
     if not earlier and job.shards > max(data.train.n, size):
-        raise UsageError(f"shards: got {job.shards}, expected at most one a row, {data.train.n}")
+        raise UsageError(f"shards: got {job.shards}, expected at most {data.train.n}, one shard per row")
     layout = Layout(data.train.n, shards, job.batch, job.validation)
     check_batch(job.batch, layout.train_rows)
     return layout

@@ -60,7 +60,7 @@ def make(argument: str, text: str, members: Sequence[str] = (), **offered: Any) 
     if isinstance(found, type) or inspect.isroutine(found):
         found = _call(argument, text, found, given, offered)
     elif given:
-        raise UsageError(f"{argument}: got parameters in {text!r}, expected none: {module}:{name} is an object, not a class")
+        raise UsageError(f"{argument}: got parameters in {text!r}, expected no parameters: {module}:{name} is not a class")
     check_members(argument, found, members)
     return found
 
@@ -76,11 +76,11 @@ def source_checksum(text: str) -> int:
 def check_members(argument: str, value: Any, members: Sequence[str]) -> None:
     """Raise a `UsageError` for a class in the place of an object, or an object that lacks one of the ``members``."""
     if isinstance(value, type):
-        raise UsageError(f"{argument}: got the class {value.__name__}, expected an object of it: {value.__name__}(...)")
+        raise UsageError(f"{argument}: got the class {value.__name__}, expected an object of this class: {value.__name__}(...)")
     missing = [name for name in members if not hasattr(value, name)]
     if missing:
-        raise UsageError(f"{argument}: got {type(value).__name__} without {', '.join(missing)}, "
-                         f"expected a name or an object with {', '.join(members)}")
+        raise UsageError(f"{argument}: got {type(value).__name__} without the attributes {', '.join(missing)}, "
+                         f"expected a name or an object with the attributes {', '.join(members)}")
 
 
 def _attribute(argument: str, text: str, module: str, name: str) -> Any:
@@ -90,13 +90,13 @@ def _attribute(argument: str, text: str, module: str, name: str) -> Any:
             sys.path.insert(0, here)
         found = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a user's module may raise anything; a program without a main guard ends here
-        remedy = f"expected a module in {os.curdir if isinstance(error, OSError) else here} or an installed one"
+        remedy = f"expected a module in {os.curdir if isinstance(error, OSError) else here} or an installed module"
         if text.split(":")[0].endswith(".py"):
             remedy = f"expected the module's name without .py: {text.replace('.py:', ':', 1)}"
-        raise UsageError(f"{argument}: got {text!r}, whose module cannot be imported ({_said(error)}); {remedy}") from None
+        raise UsageError(f"{argument}: the module of {text!r} cannot be imported ({_said(error)}); {remedy}") from None
     if not hasattr(found, name):
         own = [key for key, value in vars(found).items() if callable(value) and getattr(value, "__module__", "") == module]
-        raise UsageError(f"{argument}: got {text!r}, expected a name that {module} defines: {', '.join(own) or 'it has none'}")
+        raise UsageError(f"{argument}: got {text!r}, expected a name that {module} defines: {', '.join(own) or 'none'}")
     return getattr(found, name)
 
 
@@ -122,13 +122,13 @@ def _call(argument: str, text: str, make_it: Callable[..., Any], given: dict[str
     try:
         signature.bind(**values)
     except TypeError as error:
-        raise UsageError(f"{argument}: {text}: {error}; expected key=value of {signature}") from None
+        raise UsageError(f"{argument}: {text}: {error}; expected key=value for parameters of {signature}") from None
     try:
         return make_it(**values)
     except MpiddlError as error:
         raise UsageError(f"{argument}: {text}: {error}") from None
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{argument}: {text} cannot be made ({_said(error)})") from None
+        raise UsageError(f"{argument}: {text} could not be created ({_said(error)})") from None
 
 
 def _said(error: BaseException) -> str:

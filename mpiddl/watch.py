@@ -210,9 +210,9 @@ class Watch:
         odd = [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
         if odd:
             raise MismatchError(
-                f"step {state.index}: the parameters of ranks {odd[:8]} differ from rank 0's, strategy "
-                f"{type(self.strategy).__name__} promises the same bits on every rank; a model or an update that draws random "
-                "numbers or depends on the rank can do this"
+                f"step {state.index}: the parameters of ranks {odd[:8]} differ from those of rank 0, but with "
+                f"strategy {type(self.strategy).__name__} they must be equal on every rank. A possible cause is a model or an "
+                "optimiser that draws random numbers or depends on the rank"
             )
 
 

@@ -84,10 +84,10 @@ def test_names(link):
     arena.shared("b", 3, "f4")
     for make in (arena.private, arena.shared, arena.common):
         for name in ("a", "b"):
-            with pytest.raises(UsageError, match=f"name: got '{name}', which this arena already has"):
+            with pytest.raises(UsageError, match=f"name: got '{name}', expected a new name, because this arena already has"):
                 make(name, 3, "f4")
     for find in (arena.peers, arena.meet, arena.barrier, arena.free):
-        with pytest.raises(UsageError, match="name: got 'c', expected one of the shared buffers: b"):
+        with pytest.raises(UsageError, match="name: got 'c', expected the name of a shared buffer: b"):
             find("c")
     with pytest.raises(UsageError, match="name: got 'a'"):
         arena.peers("a")
@@ -127,7 +127,7 @@ def test_too_little_room_is_told_on_all_ranks_with_the_remedy(link, monkeypatch)
     room = os.statvfs_result((*found[:4], 2 if link.rank == 0 else found[4], *found[5:10]))
     monkeypatch.setattr(os, "statvfs", lambda path: room)
     arena = Arena(link)
-    with pytest.raises(CommError, match=r"shared memory: \d+\.\d MB expected for .* has 0\.0 MB free; .*--shm-size"):
+    with pytest.raises(CommError, match=r"shared memory: \d+\.\d MB needed for .* has only 0\.0 MB free; .*--shm-size"):
         arena.shared("a", 1_000_000, "f4")
     monkeypatch.undo()
     assert arena.shared("a", 1_000, "f4").size == 1_000

@@ -163,9 +163,9 @@ def saved(array):
 
 
 ROWS = {
-    "empty": (b"", 1, "damaged or not a .npy file"),
-    "no array": (b"PK", 1, "damaged or not a .npy file"),
-    "two arrays": (saved(np.zeros((3, 64))) + saved(np.zeros(3)), 1, "expected 1536 for float64 (3, 64): damaged, or several"),
+    "empty": (b"", 1, "damaged, or not a .npy file"),
+    "no array": (b"PK", 1, "damaged, or not a .npy file"),
+    "two arrays": (saved(np.zeros((3, 64))) + saved(np.zeros(3)), 1, "shape (3, 64); the file is damaged, or holds several"),
     "missing": (None, 2, "No such file"),
 }
 

@@ -146,9 +146,9 @@ def test_too_little_room_on_one_node_is_told_on_every_rank(link, monkeypatch):
     found, real = os.statvfs("/dev/shm"), os.statvfs
     full = os.statvfs_result((*found[:4], 1, *found[5:10]))
     monkeypatch.setattr(os, "statvfs", lambda path: full if comm.rank == comm.size - 1 else real(path))
-    with pytest.raises(CommError, match=r"shared memory: .* MB expected for .* free; enlarge it"):
+    with pytest.raises(CommError, match=r"shared memory: .* MB needed for .* free; enlarge it"):
         TwoStep(comm, 100_000, "d")
-    with pytest.raises(CommError, match=r"shared memory: .* MB expected for"):
+    with pytest.raises(CommError, match=r"shared memory: .* MB needed for"):
         allreduce(comm, np.ones(100_000), np.ones(100_000), algorithm="two-step-leader")
     monkeypatch.undo()
     assert (TwoStep(comm, 100_000, "d")() == 0).all()
@@ -166,7 +166,7 @@ def check_mistakes(comm):
         TwoStep(comm, -1, "d")
     last = comm.rank == comm.size - 1
     for odd, even in (((4, "d"), (3, "d")), ((3, "f"), (3, "d")), ((3, "d", MAX), (3, "d", SUM))):
-        with pytest.raises(MismatchError, match=r"TwoStep: .* expected the same on every rank"):
+        with pytest.raises(MismatchError, match=r"TwoStep: .* expected the same value on every rank"):
             TwoStep(comm, *(odd if last else even))
     assert TwoStep(comm, 3, "d")().shape == (3,)
 

@@ -142,13 +142,13 @@ def test_slow_ranks_that_make_no_sense(text):
 
 @pytest.mark.mpi
 def test_ranks_that_there_are_not(comm):
-    with pytest.raises(UsageError, match=f"slow: got rank {comm.size}, expected 0 to {comm.size - 1}"):
+    with pytest.raises(UsageError, match=f"slow: got rank {comm.size}, expected a rank from 0 to {comm.size - 1}"):
         mpiddl.train("mlp", "digits", comm=comm, slow=f"{comm.size}:2", **JOB)
 
 
 @pytest.mark.mpi(min_size=2)
 def test_several_ranks_cannot_simulate(comm):
-    with pytest.raises(UsageError, match=f"simulate: got {comm.size} MPI ranks, expected one"):
+    with pytest.raises(UsageError, match=f"simulate: got {comm.size} MPI ranks, expected 1"):
         mpiddl.train("mlp", "digits", comm=comm, simulate=4, **JOB)
 
 
@@ -197,9 +197,9 @@ def test_drop_outs_that_make_no_sense(text):
 
 
 @pytest.mark.parametrize(("strategy", "drop", "message"), [
-    ("allreduce", "1:5", r"drop: got rank 1, gone for good, with AllReduce\(\), .* 1:5:STEP, or a strategy such as ddc-asgd"),
-    ("asgd", "2:5", "drop: got rank 2, which serves the others"),
-    ("asgd", "3:5:6", "drop: got rank 3, expected 0 to 2"),
+    ("allreduce", "1:5", r"drop: got a permanent stop of rank 1, but strategy AllReduce\(\) .* 1:5:STEP, or a strategy"),
+    ("asgd", "2:5", "drop: got rank 2, which is a server"),
+    ("asgd", "3:5:6", "drop: got rank 3, expected a rank from 0 to 2"),
 ])
 def test_ranks_that_cannot_be_gone(strategy, drop, message):
     with pytest.raises(UsageError, match=message):
@@ -207,7 +207,7 @@ def test_ranks_that_cannot_be_gone(strategy, drop, message):
 
 
 def test_a_server_cannot_be_slow():
-    with pytest.raises(UsageError, match="slow: got rank 2, which serves the others"):
+    with pytest.raises(UsageError, match="slow: got rank 2, which is a server"):
         mpiddl.train("mlp", "digits", simulate=3, strategy="asgd", slow="2:3", **JOB)
 
 

@@ -224,13 +224,13 @@ def test_arguments_that_do_not_fit_are_refused():
     source = numbered(10)
     with pytest.raises(ShapeError, match="got 11 rows, expected 10"):
         ShardedRows(source, Layout(11, 2), [0])
-    with pytest.raises(PlacementError, match=r"got \[2\], expected numbers from 0 to 1"):
+    with pytest.raises(PlacementError, match=r"got \[2\], expected shard numbers from 0 to 1"):
         ShardedRows(source, Layout(10, 2), [2])
     with pytest.raises(UsageError, match="float16"):
         ShardedRows(source, Layout(10, 2), [0], dtype="float16")
     with pytest.raises(UsageError, match="seed: got -1, expected 0 or more"):
         ShardedRows(source, Layout(10, 2), [0], seed=-1)
-    with pytest.raises(UsageError, match="step: got 5, expected 0 to 4"):
+    with pytest.raises(UsageError, match="step: got 5, expected a step of the epoch, 0 to 4"):
         ShardedRows(source, Layout(10, 2, 2), [0]).batch(0, 5)
 
 

@@ -106,14 +106,14 @@ def test_a_seed_that_makes_no_sense(comm):
 
 
 def test_weights_that_do_not_count_rows():
-    with pytest.raises(ValueError, match="weights whose sum is 1, expected 2 or more"):
+    with pytest.raises(ValueError, match="weights with a sum of 1, expected a sum of 2 or more"):
         PCA(2).fit(rows_of_all(100, 20), sample_weight=np.full(100, 0.01))
 
 
 def test_streams_that_make_no_sense():
     for pca, x, message in [
         (PCA(0.5), np.eye(5), "expected a whole number for partial_fit"),
-        (PCA(4), np.eye(5)[:2], "n_components: got 4, expected 1 to 2"),
+        (PCA(4), np.eye(5)[:2], "n_components: got 4, expected a whole number from 1 to 2"),
         (PCA(2), scipy.sparse.csr_array(np.eye(5)), "got a sparse batch"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -126,7 +126,7 @@ def test_streams_that_make_no_sense():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_components": 31}, "n_components: got 31, expected 1 to"),
+        ({"n_components": 31}, "n_components: got 31, expected a whole number from 1 to"),
         ({"n_components": 0}, "n_components: got 0, expected"),
         ({"n_components": 1.5}, r"n_components: got 1\.5, expected"),
         ({"n_components": True}, "n_components: got True, expected"),

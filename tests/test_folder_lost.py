@@ -68,7 +68,7 @@ def test_another_folder_in_its_place_is_left_alone(tmp_path, monkeypatch):
         (out / "job.toml").write_text("another run's")
 
     meddle(monkeypatch, replace, 12)
-    with pytest.raises(OutputError, match="got another folder in the place of this run's"):
+    with pytest.raises(OutputError, match="the folder was replaced by another one"):
         mpiddl.train("mlp", "digits", out=out, quiet=True, **JOB)
     assert [entry.name for entry in out.iterdir()] == ["job.toml"] and (out / "job.toml").read_text() == "another run's"
 
@@ -82,7 +82,7 @@ def test_a_folder_that_another_run_has_taken(tmp_path, monkeypatch):
 
     meddle(monkeypatch, take, 12)
     try:
-        with pytest.raises(UsageError, match="another run is writing there"):
+        with pytest.raises(UsageError, match="another run is writing to it"):
             mpiddl.train("mlp", "digits", out=tmp_path, quiet=True, **JOB)
     finally:
         other.release()

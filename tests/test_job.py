@@ -98,7 +98,7 @@ def test_other_names_are_understood(tmp_path, alias, name, value):
     assert getattr(make_job({alias: value}), name) == value
     (tmp_path / "job.toml").write_text(f"[train]\n{alias} = {value!r}\n")
     assert read_job_file(tmp_path / "job.toml") == {name: value}
-    with pytest.raises(UsageError, match=f"{alias}, {name}: got both, which are one setting, expected {name} alone"):
+    with pytest.raises(UsageError, match=f"{alias}, {name}: got two names of the same setting, expected only {name}"):
         make_job({alias: value, name: value})
 
 
@@ -110,7 +110,7 @@ def test_other_names_on_the_command_line_win_over_those_of_a_file(tmp_path, caps
     assert all(line in told for line in (["rate", "0.4"], ["optimiser", "adam"], ["batch", "16"]))
     with pytest.raises(SystemExit, match="2"):
         main(["train", "--lr", "0.4", "--rate", "0.4"])
-    assert "got both, which are one setting" in capsys.readouterr().err
+    assert "got two names of the same setting" in capsys.readouterr().err
 
 
 def test_other_names_in_python():
@@ -120,7 +120,7 @@ def test_other_names_in_python():
     objects = mpiddl.train("softmax", "digits", lr=0.01, optimizer=Adam(), batch=32, **job)
     for result in (named, objects):
         assert result.params["weight1"].tobytes() == usual.params["weight1"].tobytes()
-    with pytest.raises(UsageError, match="optimiser, optimizer: got both"):
+    with pytest.raises(UsageError, match="optimiser, optimizer: got two names"):
         mpiddl.train("softmax", "digits", optimiser="adam", optimizer=Adam(), **job)
 
 

@@ -115,7 +115,7 @@ def test_no_batch_outgrows_its_buffer(layout, size):
 
 def test_a_batch_larger_than_the_training_rows_is_refused():
     check_batch(90, 90)
-    with pytest.raises(UsageError, match="batch: got 91, expected at most 90, the rows to train on"):
+    with pytest.raises(UsageError, match="batch: got 91, expected at most 90, the number of training rows"):
         check_batch(91, 90)
     with pytest.raises(UsageError, match="batch: got 0, expected 1 or more"):
         check_batch(0, 90)
@@ -139,7 +139,7 @@ def test_arguments_out_of_range_are_refused(arguments, message):
 
 @pytest.mark.parametrize(
     ("shards", "message"),
-    [([0, 4], r"got \[0, 4\], expected numbers from 0 to 3"), ([-1], r"got \[-1\]"), ([1, 1], "expected each once")],
+    [([0, 4], r"got \[0, 4\], expected shard numbers from 0 to 3"), ([-1], r"got \[-1\]"), ([1, 1], "expected each once")],
 )
 def test_shards_that_do_not_exist_or_come_twice_are_refused(shards, message):
     with pytest.raises(PlacementError, match=message):

@@ -29,7 +29,7 @@ def test_a_damaged_checkpoint_names_the_one_before_and_how_to_take_it(tmp_path, 
     mpiddl.train("mlp", "digits", out=tmp_path, **SHORT)
     newest = complete(tmp_path / "checkpoints")[-1]
     damage(newest, name)
-    wanted = f"the checkpoint before it is {newest.with_name('step-00000008')}: `resume_step=8` goes on from there"
+    wanted = f"Continue from the earlier checkpoint {newest.with_name('step-00000008')} with `resume_step=8`"
     with pytest.raises(CheckpointError, match=name) as caught:
         mpiddl.train("mlp", "digits", out=tmp_path, resume=True, **SHORT)
     assert wanted in str(caught.value)
@@ -75,7 +75,7 @@ def test_a_step_without_a_checkpoint(tmp_path, step):
 def test_a_step_of_a_run_without_checkpoints_and_without_a_folder(tmp_path):
     with pytest.raises(UsageError, match=r"resume_step: got 4, .* there is no checkpoint"):
         mpiddl.train("mlp", "digits", out=tmp_path / "new", resume_step=4, **SHORT)
-    with pytest.raises(UsageError, match="expected `out=DIR`"):
+    with pytest.raises(UsageError, match="expected the folder of the run: `out=DIR`"):
         mpiddl.train("mlp", "digits", resume_step=4, **SHORT)
     with pytest.raises(UsageError, match="got both"):
         mpiddl.train("mlp", "digits", out=tmp_path, resume_step=4, overwrite=True, **SHORT)
@@ -107,6 +107,6 @@ def test_the_command_line_speaks_in_flags(command, tmp_path):
     assert done.returncode == 0
     assert "expected a larger `--max-steps`, or `--max-steps 0` for no limit" in done.stderr
     damage(complete(tmp_path / "checkpoints")[-1])
-    assert "`--resume-step 8` goes on from there" in command(*train, "--resume").stderr
+    assert "step-00000008 with `--resume-step 8`" in command(*train, "--resume").stderr
     done = command(*train, "--resume-step", "8")
     assert done.returncode == 0 and f"going on from {tmp_path}/checkpoints/step-00000008" in done.stderr

@@ -219,7 +219,7 @@ def test_parts_in_any_order(nodes):
 
 def test_a_model_that_forgets_parts_is_told():
     job = {key: value for key, value in JOB.items() if key != "hidden"}
-    with pytest.raises(UsageError, match=r"ready\(\) was told of 100 elements, expected 2410"):
+    with pytest.raises(UsageError, match=r"ready\(\) cover 100 elements, expected each of the 2410"):
         virtual.run(2, lambda comm: mpiddl.train(Forgetful((64, 32, 10)), "digits", comm=comm, strategy=Auto(8), **job), (0, 1))
 
 

@@ -244,12 +244,12 @@ def test_a_number_that_is_none_ends_training():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gossip:graph=complete,bits=3", "bits: got 3, expected 8, 4, 2, or 0 for all of them"),
-        ("gossip:bits=4", "bits: got 4 beside graph=exponential, expected graph=complete for it"),
-        ("gossip:graph=complete,bits=4,direction=push", "bits: got 4 beside direction=push, expected direction=symmetric"),
-        ("gossip:graph=complete,bits=4,momentum=average", "bits: got 4 beside momentum=average, expected momentum=own"),
-        ("gossip-scheduled:graph=complete,bits=4,pace=own", "bits: got 4 beside pace=own, expected pace=together"),
-        ("gossip-adaptive:graph=complete,bits=4,tensors=1", "bits: got 4 beside tensors=1, expected tensors=0"),
+        ("gossip:graph=complete,bits=3", "bits: got 3, expected 8, 4, 2, or 0 for no compression"),
+        ("gossip:bits=4", "bits: got 4 with graph=exponential, expected graph=complete or bits=0"),
+        ("gossip:graph=complete,bits=4,direction=push", "bits: got 4 with direction=push, expected direction=symmetric"),
+        ("gossip:graph=complete,bits=4,momentum=average", "bits: got 4 with momentum=average, expected momentum=own"),
+        ("gossip-scheduled:graph=complete,bits=4,pace=own", "bits: got 4 with pace=own, expected pace=together"),
+        ("gossip-adaptive:graph=complete,bits=4,tensors=1", "bits: got 4 with tensors=1, expected bits=0 or tensors=0"),
     ],
 )
 def test_what_makes_no_sense(name, message):
@@ -265,7 +265,7 @@ def test_ranks_that_begin_with_other_models_are_refused():
 
 @virtually
 def test_weights_of_ones_own_need_all_bits():
-    with pytest.raises(UsageError, match="bits: got 8 beside graph=weights, expected graph=complete"):
+    with pytest.raises(UsageError, match="bits: got 8 with graph=weights, expected graph=complete"):
         GossipAdaptive(np.full((3, 3), 1 / 3), bits=8)
 
 

@@ -171,7 +171,7 @@ def test_traffic_is_what_was_asked_for(name, power):
 
 def test_traffic_that_rounds_are_too_few_for():
     for name in ("gossip-adaptive", "elastic-adaptive"):
-        with pytest.raises(UsageError, match=r"traffic: got 0\.3 beside period=4, expected up to 1 / 4 of the steps"):
+        with pytest.raises(UsageError, match=r"traffic: got 0\.3 with period=4, expected at most 1 / 4 of the steps"):
             make_strategy(f"{name}:traffic=0.3,period=4")
 
 
@@ -272,28 +272,28 @@ def test_on_real_ranks_as_on_virtual_ones(comm, name):
     ("name", "message"),
     [
         ("gossip:graph=rings", "graph: got 'rings', expected one of ring, exponential, matching, complete"),
-        ("gossip:direction=shove", "direction: got 'shove', expected symmetric, pull, push"),
-        ("gossip:period=0.5", "period: got '0.5', expected int"),
+        ("gossip:direction=shove", "direction: got 'shove', expected one of symmetric, pull, push"),
+        ("gossip:period=0.5", "period: got '0.5', expected a value of type int"),
         ("gossip:period=0", "period: got 0, expected 1 or more"),
         ("gossip:outer=1", "outer: got 1.0"),
-        ("gossip:momentum=reset", "momentum: got 'reset', expected own, average"),
+        ("gossip:momentum=reset", "momentum: got 'reset', expected one of own, average"),
         ("gossip:average=-1", "average: got -1"),
-        ("gossip:pace=slow", "pace: got 'slow', expected together, own"),
-        ("gossip:pace=own,average=3", "pace: got own beside average or momentum"),
+        ("gossip:pace=slow", "pace: got 'slow', expected together or own"),
+        ("gossip:pace=own,average=3", "pace: got own with average > 0 or momentum=average"),
         ("gossip-adaptive:theta=-0.1", "theta: got -0.1, expected a relative change, 0 or more"),
         ("gossip-adaptive:theta=nan", "theta: got nan"),
         ("gossip-adaptive:traffic=2", "traffic: got 2.0"),
-        ("gossip-adaptive:traffic=0.1,threshold=rate", "traffic: got 0.1 beside threshold=rate"),
+        ("gossip-adaptive:traffic=0.1,threshold=rate", "traffic: got 0.1 with threshold=rate"),
         ("gossip-adaptive:silence=-1", "silence: got -1"),
         ("gossip-adaptive:tensors=2", "tensors: got 2"),
-        ("gossip-adaptive:pace=own,tensors=1", "pace: got own beside tensors=1"),
-        ("gossip-adaptive:trigger=none", "trigger: got 'none', expected change, norm"),
-        ("gossip-adaptive:threshold=none", "threshold: got 'none', expected fixed, rate, slope"),
+        ("gossip-adaptive:pace=own,tensors=1", "pace: got own with tensors=1"),
+        ("gossip-adaptive:trigger=none", "trigger: got 'none', expected change or norm"),
+        ("gossip-adaptive:threshold=none", "threshold: got 'none', expected one of fixed, rate, slope"),
         ("gossip-scheduled:share=1.5", "share: got 1.5"),
         ("gossip-scheduled:power=0", "power: got 0.0"),
         ("elastic:period=0", "period: got 0"),
         ("elastic:alpha=-1", "alpha: got -1.0"),
-        ("elastic:pace=slow", "pace: got 'slow', expected together, own"),
+        ("elastic:pace=slow", "pace: got 'slow', expected together or own"),
         ("elastic-adaptive:theta=-1", "theta: got -1.0"),
     ],
 )
@@ -305,11 +305,11 @@ def test_what_makes_no_sense(name, message):
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
-        (np.eye(4), "graph: got one in which ranks 1, 2, 3 never hear of rank 0"),
-        ([np.kron(np.eye(2), np.full((2, 2), 0.5))], "ranks 2, 3 never hear of rank 0"),
+        (np.eye(4), "graph: got weights that do not connect rank 0 with ranks 1, 2, 3"),
+        ([np.kron(np.eye(2), np.full((2, 2), 0.5))], "connect rank 0 with ranks 2, 3"),
         (np.triu(np.ones((4, 4))), "not doubly stochastic in round 0"),
         (np.roll(np.eye(4), 1, axis=0) * 2 - np.eye(4), "not doubly stochastic in round 0"),
-        (np.roll(np.eye(4), 1, axis=0), "not symmetric in round 0, expected them so, or pull or push"),
+        (np.roll(np.eye(4), 1, axis=0), "not symmetric in round 0, expected symmetric weights, or direction=pull or push"),
         (np.full((4, 4), np.nan), "not doubly stochastic"),
         (np.full((4, 4), 0.25 + 0.1j), "graph: got ndarray, expected one of"),
         (np.full((3, 3), 1 / 3), r"weights of shape \(1, 3, 3\), expected \(rounds, 4, 4\) for 4 ranks"),

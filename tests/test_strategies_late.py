@@ -176,7 +176,7 @@ def test_a_run_that_goes_on_delayed_counts_the_updates_that_were(tmp_path):
 
 
 def test_nothing_mixes_what_is_a_guess():
-    with pytest.raises(UsageError, match="before others, which would mix parameters that are a guess"):
+    with pytest.raises(UsageError, match="before other strategies, which would mix its provisional"):
         chain(Delayed(1), LocalSGD(4))
     chain(LocalSGD(4), Delayed(1))
     chain(Delayed(1, ahead=0), LocalSGD(4))
@@ -229,11 +229,11 @@ def test_the_first_steps_may_be_synchronous():
     [
         ("delayed:delay=-1", "delay: got -1"),
         ("delayed:ahead=2", "ahead: got 2, expected 0 or 1"),
-        ("local-sgd:period=4,delay=4", "delay: got 4, expected 0 or more steps, fewer than the period, 4"),
+        ("local-sgd:period=4,delay=4", "delay: got 4, expected a number of steps from 0 to 3"),
         ("local-sgd:after=-1", "after: got -1"),
-        ("local-sgd:momentum=none", "momentum: got 'none', expected own, average, reset"),
+        ("local-sgd:momentum=none", "momentum: got 'none', expected one of own, average, reset"),
         ("local-sgd:outer=1", "outer: got 1.0"),
-        ("local-sgd:outer=0.5,delay=2", "delay: got one beside outer or momentum"),
+        ("local-sgd:outer=0.5,delay=2", "delay: got 2 with outer > 0 or momentum other than own"),
         ("hierarchical:period=0", "period: got 0"),
     ],
 )

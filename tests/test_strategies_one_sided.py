@@ -239,7 +239,7 @@ def test_between_nodes_threads_are_wanted(comm, placed, monkeypatch, capfd):
 
 @pytest.mark.mpi
 def test_what_makes_no_sense(comm, link):
-    with pytest.raises(UsageError, match=f"servers: got 9, expected 1 to {comm.size}, as many as there are ranks"):
+    with pytest.raises(UsageError, match=f"servers: got 9, expected 1 to {comm.size}, the number of ranks"):
         mpiddl.train("mlp", "digits", comm=comm, **settings("asgd:servers=9,communication=one-sided"))
     with pytest.raises(UsageError, match=r"communication: got 'onesided', expected one of auto, .*did you mean 'one-sided'"):
         trained(comm, "asgd", "onesided")

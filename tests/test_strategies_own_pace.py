@@ -172,7 +172,7 @@ def test_one_after_the_other_on_the_same_ranks():
 
 @pytest.mark.parametrize("members", [(Gossip(pace="own"), LocalSGD(4)), (LocalSGD(4), Gossip(pace="own"))], ids=repr)
 def test_beside_others_it_is_refused(members):
-    with pytest.raises(UsageError, match=r"chain: got OwnPace.*each at its own pace, beside others"):
+    with pytest.raises(UsageError, match=r"chain: got the asynchronous strategy OwnPace.* together with others"):
         on_virtual_ranks(2, chain(*members))
 
 

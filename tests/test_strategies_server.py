@@ -227,7 +227,7 @@ def test_a_meeting_waits_for_what_is_on_its_way_to_another_server():
 @pytest.mark.parametrize(
     ("rule", "workers", "message"),
     [
-        ("asgd:servers=3", 2, r"ranks: got 3, expected 3 to serve \(servers\) and one or more to work"),
+        ("asgd:servers=3", 2, r"ranks: got 3, expected 4 or more: 3 as servers"),
         ("asgd:servers=-1", 2, "servers: got -1"),
         ("dc-asgd-c:strength=-1", 2, r"strength: got -1\.0"),
         ("dc-asgd-a:decay=1", 2, r"decay: got 1\.0"),

@@ -141,7 +141,7 @@ def test_a_time_limit_ends_all(comm, ticking):
 
 @pytest.mark.parametrize(("strategy", "message"), [
     ("ssp:bound=-1", r"bound: got -1, expected a number of steps, 0 or more"),
-    ("ssp:communication=one-sided", "communication: got one-sided for ssp, expected two-sided or auto"),
+    ("ssp:communication=one-sided", "communication: got one-sided, which cannot keep the bound of ssp"),
 ])
 def test_what_makes_no_sense(strategy, message):
     with pytest.raises(UsageError, match=message):

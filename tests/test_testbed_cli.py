@@ -81,7 +81,7 @@ def test_a_run_tells_bytes_and_the_programs_exit_code(testbed, tmp_path):
         (["--name", "", "--", "true"], "name: got ''"),
         (["--hosts", "2", "--json", "/no/such/folder/x", "--", "true"], "json: .*the folder .* does not exist"),
         (["--hosts", "2", "--mpiexec-args", "'", "--", "true"], "mpiexec_args: got"),
-        (["--hosts", "2", "--slurm", "--map", "round-robin", "--", "true"], "--map does not go with --slurm"),
+        (["--hosts", "2", "--slurm", "--map", "round-robin", "--", "true"], "got --slurm and --map, expected only --slurm"),
     ],
 )
 def test_a_mistake_is_one_clear_error(testbed, arguments, told):
@@ -93,7 +93,7 @@ def test_a_mistake_is_one_clear_error(testbed, arguments, told):
 
 def test_missing_tools_are_named(monkeypatch, tmp_path):
     monkeypatch.setattr(rights, "with_tools", lambda env: dict(env))
-    with pytest.raises(TestbedError, match=r"ip, tc, unshare, nsenter not found.*iproute2 util-linux"):
+    with pytest.raises(TestbedError, match=r"missing programs: ip, tc, unshare, nsenter.*iproute2 util-linux"):
         rights.unshare_command({"PATH": str(tmp_path)})
 
 

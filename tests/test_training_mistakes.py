@@ -63,12 +63,12 @@ class Partial(Linear):
 
 
 WRONG = [
-    ((Rebinding(), (X, Y)), ShapeError, r"w: got another array in its place"),
-    ((Returning(), (X, Y)), UsageError, r"model\.init: returned something"),
+    ((Rebinding(), (X, Y)), ShapeError, r"w: got another array, expected a change of the values in place"),
+    ((Returning(), (X, Y)), UsageError, r"model\.init: returned a value"),
     ((Silent(), (X, Y)), UsageError, r"model\.gradient: returned NoneType"),
     ((Listed(), (X, Y)), UsageError, r"model\.shapes: got list"),
-    ((Partial(), (X, Y)), UsageError, "without predict"),
-    ((Linear, (X, Y)), UsageError, "got the class Linear, expected an object of it"),
+    ((Partial(), (X, Y)), UsageError, "without the attributes predict"),
+    ((Linear, (X, Y)), UsageError, "got the class Linear, expected an object of this class"),
     ((Linear(), X), UsageError, "data: got ndarray, expected"),
     ((Linear(), (X, Y, Y)), UsageError, "data: got 3 arrays"),
     (("mlp", 42), UsageError, "data: got int"),
@@ -104,7 +104,7 @@ def test_a_strategy_that_is_none():
 
 
 def test_test_rows_beside_a_named_data_set():
-    with pytest.raises(UsageError, match="test: got test rows beside a named data set"):
+    with pytest.raises(UsageError, match="test: got test rows for a named data set"):
         mpiddl.train("mlp", "digits", test=(X, Y), **QUICK)
 
 
@@ -127,7 +127,7 @@ def test_ranks_that_bring_different_arrays(differ):
 
 def test_optimisers_that_differ():
     def program(comm):
-        with pytest.raises(MismatchError, match="optimiser object: rank 0 was given 'SGD"):
+        with pytest.raises(MismatchError, match="optimiser object: rank 0 got 'SGD"):
             mpiddl.train(Linear(), (X, Y), comm=comm, optimiser=SGD(momentum=0.1 * comm.rank), **QUICK)
 
     virtual.run(2, program)
@@ -138,7 +138,7 @@ def test_replicas_that_differ_in_the_end_are_found():
         def finish(self, comm, state, replica):
             replica.params += comm.rank
 
-    with pytest.raises(MismatchError, match="differ from rank 0's"):
+    with pytest.raises(MismatchError, match="differ from those of rank 0"):
         virtual.run(2, lambda comm: mpiddl.train(Linear(), (X, Y), comm=comm, strategy=Drifting(), **QUICK))
 
 
@@ -191,7 +191,7 @@ def test_another_strategy_goes_on_from_the_one_model(tmp_path, capsys):
 def test_two_runs_in_one_folder(tmp_path):
     folder = Folder(tmp_path)
     folder.prepare(resume=False, overwrite=False)
-    with pytest.raises(UsageError, match="another run is writing there"):
+    with pytest.raises(UsageError, match="another run is writing to it"):
         mpiddl.train("mlp", "digits", out=tmp_path, **QUICK)
     folder.release()
     mpiddl.train("mlp", "digits", out=tmp_path, **QUICK)

@@ -84,16 +84,16 @@ def test_a_deadlock_of_virtual_ranks_is_told(size):
 
 MISMATCHED = {
     "calls": (lambda comm: comm.Barrier() if comm.rank else comm.Allreduce(IN_PLACE, np.zeros(2)), "calls do not match"),
-    "lengths": (lambda comm: comm.Allreduce(IN_PLACE, np.zeros(2 + comm.rank)), "expected the same on every rank"),
+    "lengths": (lambda comm: comm.Allreduce(IN_PLACE, np.zeros(2 + comm.rank)), "expected the same shape and dtype"),
     "root": (lambda comm: comm.Bcast(np.zeros(2), 5), "root: got 5, expected a rank from 0 to 1"),
     "dest": (lambda comm: comm.Send(np.zeros(2), -1), "dest: got -1"),
     "dtype": (
         lambda comm: comm.Recv(np.zeros(2), 0) if comm.rank else comm.Send(np.zeros(2, int), 1),
-        "got 2 int64, expected at most 2 float64",
+        "got 2 numbers of int64, expected at most 2 of float64",
     ),
     "length": (
         lambda comm: comm.Recv(np.zeros(2), 0) if comm.rank else comm.Send(np.zeros(3), 1),
-        "got 3 float64, expected at most 2",
+        "got 3 numbers of float64, expected at most 2",
     ),
 }
 
@@ -168,7 +168,7 @@ def test_a_bug_of_one_rank_stays_its_own_and_stops_the_others(link):
 
 @pytest.mark.mpi(min_size=2)
 def test_different_settings_are_told_with_their_ranks(link):
-    with pytest.raises(MismatchError, match=r"rate: rank 0 was given 0\.1, rank 1 0\.2"):
+    with pytest.raises(MismatchError, match=r"rate: rank 0 got 0\.1, but rank 1 got 0\.2"):
         check_equal(link, "settings", {"seed": 1, "rate": 0.2 if link.rank == 1 else 0.1})
 
 

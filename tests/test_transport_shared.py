@@ -141,7 +141,7 @@ def test_memory_without_a_limit_is_not_full(link, monkeypatch):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("where", "name", "number", "told"), [
-    (os, "posix_fallocate", errno.ENOSPC, r"0\.\d MB expected for .* enlarge it"),  # another group has taken the last room
+    (os, "posix_fallocate", errno.ENOSPC, r"0\.\d MB needed for .* enlarge it"),  # another group has taken the last room
     (os, "posix_fallocate", errno.EIO, r"of this node: \[Errno 5\] no"),
     (shared, "mapped", errno.ENOMEM, r"of this node: \[Errno 12\] no"),
     (os, "open", errno.EMFILE, r"ulimit -n"),

@@ -121,7 +121,7 @@ def test_bytes_and_folders_are_no_tables(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="not text"):
         read_table(path)
-    with pytest.raises(UsageError, match="got no regular file, expected a file of mpiddl tune"):
+    with pytest.raises(UsageError, match="got a folder or special file, expected a file written by mpiddl tune"):
         read_table(tmp_path)
 
 
@@ -229,7 +229,7 @@ def test_tune_measures_writes_and_shows(mpirun, tmp_path):
 
 
 @pytest.mark.parametrize(("args", "words"), [
-    (["--calls", "sum"], "calls: got 'sum', expected some of allreduce"),
+    (["--calls", "sum"], "calls: got 'sum', expected one or more of allreduce"),
     (["--sizes", "big"], "sizes: got 'big'"),
     (["--seconds", "-1"], "seconds: got -1"),
 ])  # fmt: skip

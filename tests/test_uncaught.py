@@ -39,10 +39,10 @@ class Linear:
 
 MESSAGES = {
     "train": ('mpiddl.train("mlp", "digits", epochs=-1)', "epochs: got -1, expected 0 or more"),
-    "load": ('mpiddl.load("nothing")', "nothing: no checkpoint here; expected"),
-    "fit": ("PCA(n_components=2, tol=-1).fit(X)", "tol: got -1, expected a number from 0 to 1"),
+    "load": ('mpiddl.load("nothing")', "nothing: got no checkpoint, expected"),
+    "fit": ("PCA(n_components=2, tol=-1).fit(X)", "tol: got -1, expected a number from 0 to below 1"),
     "communicator": ("mpiddl.Communicator(MPI.COMM_NULL)", "comm: got COMM_NULL, expected an intra-communicator"),
-    "differ": ('mpiddl.train("mlp", "digits", epochs=WORLD.rank)', "settings: epochs: rank 0 was given 0, rank 1 1; expected"),
+    "differ": ('mpiddl.train("mlp", "digits", epochs=WORLD.rank)', "settings: epochs: rank 0 got 0, but rank 1 got 1;"),
 }
 
 
@@ -83,7 +83,7 @@ if WORLD.rank == 1:
     mpiddl.load("nothing")
 WORLD.Barrier()
 """)
-    assert done.returncode and said.count("no checkpoint here") == 1 and "Traceback" not in said
+    assert done.returncode and said.count("got no checkpoint") == 1 and "Traceback" not in said
     assert "mpiddl: error on rank 1 of 3, the job ends: nothing" in said
 
 

@@ -156,7 +156,7 @@ def test_on_ranks_of_mpi(mpirun, folder):
 
 @pytest.mark.parametrize(("words", "message"), [
     (("--strategy", "own_code:Sum"), "expected a name that own_code defines"),
-    (("--optimiser", "own_code:Broken"), "own_code:Broken cannot be made"),
+    (("--optimiser", "own_code:Broken"), "own_code:Broken could not be created"),
 ])  # fmt: skip
 def test_a_mistake_is_one_message_of_all_ranks(mpirun, folder, words, message):
     expect(mpirun(3, "mpiddl", *TRAIN, *words, cwd=folder), 2, message)
@@ -174,14 +174,14 @@ def test_a_model_is_loaded_with_the_class_that_was_trained(folder):
 def test_code_that_only_a_checkpoint_names_is_not_imported(folder, capsys):
     mpiddl.train("own_code:Linear", "digits", epochs=1, out="run", quiet=True)
     del sys.modules["own_code"]
-    with pytest.raises(CheckpointError, match=r"own \(Linear\), .*: mpiddl\.load\('run/.*', model=Linear\(\.\.\.\)\)"):
+    with pytest.raises(CheckpointError, match=r"own model \(Linear\), .*: mpiddl\.load\('run/.*', model=Linear\(\.\.\.\)\)"):
         mpiddl.load("run")
     for words in (["evaluate", "run"], ["predict", "run", "digits", "-o", "out.npy"]):
         code = call(*words)
-        expect(Finished(code, *capsys.readouterr()), 1, "expected it beside the checkpoint: --model own_code:Linear\n")
+        expect(Finished(code, *capsys.readouterr()), 1, "expected this model as well: --model own_code:Linear\n")
     assert "own_code" not in sys.modules
     mpiddl.train("own_code:MLP2", "digits", epochs=1, out="run", overwrite=True, quiet=True)
-    with pytest.raises(CheckpointError, match="expected it beside"):
+    with pytest.raises(CheckpointError, match="expected this model as well"):
         mpiddl.load("run")
 
 
@@ -195,8 +195,8 @@ def test_a_network_of_mpiddl_is_found_whoever_made_it(folder):
 
 
 MISFITS = {
-    "another shape": ("own_code:net:width=3", r"weight1: holds float32 of shape \(64, 4\), expected .* \(64, 3\)"),
-    "other names": ("own_code:Linear", r"w: holds nothing, expected float32 of shape \(64, 10\)"),
+    "another shape": ("own_code:net:width=3", r"weight1: got float32 of shape \(64, 4\), expected .* \(64, 3\)"),
+    "other names": ("own_code:Linear", r"w: got nothing, expected float32 of shape \(64, 10\)"),
 }
 
 
@@ -238,25 +238,25 @@ def test_parameters_are_literals_or_words():
 def test_strategies_by_name():
     assert type(make_strategy("own_code:Summing")).__name__ == "Summing"
     assert make_strategy("own_code:Keeping:period=4").period == 4
-    with pytest.raises(UsageError, match=r"strategy: got Plain, expected a name or a mpiddl\.strategies"):
+    with pytest.raises(UsageError, match=r"strategy: got Plain, expected a name or an object of mpiddl\.strategies"):
         make_strategy("own_code:Plain")
 
 
 WRONG = {
-    "no module": (("--model", "nowhere:Net"), "model: got 'nowhere:Net', whose module cannot be imported"),
+    "no module": (("--model", "nowhere:Net"), "model: the module of 'nowhere:Net' cannot be imported"),
     "a file": (("--model", "own_code.py:Linear"), "expected the module's name without .py: own_code:Linear"),
     "no such name": (("--model", "own_code:Lin"), "expected a name that own_code defines: Linear, Column, "),
-    "no model": (("--model", "own_code:Plain"), "model: got Plain without shapes, gradient, predict"),
-    "no optimiser": (("--optimiser", "own_code:Linear:features=1,outputs=1"), "optimiser: got Linear without update"),
+    "no model": (("--model", "own_code:Plain"), "model: got Plain without the attributes shapes, gradient, predict"),
+    "no optimiser": (("--optimiser", "own_code:Linear:features=1,outputs=1"), "got Linear without the attributes update"),
     "no strategy": (("--strategy", "own_code:Plain"), "strategy: got Plain, expected a name"),
     "unknown parameter": (("--optimiser", "own_code:Plain:shrnk=1"), "unexpected keyword argument 'shrnk'"),
-    "its parameters": (("--optimiser", "own_code:Plain:shrnk=1"), "expected key=value of (shrink=0.0)"),
+    "its parameters": (("--optimiser", "own_code:Plain:shrnk=1"), "expected key=value for parameters of (shrink=0.0)"),
     "no parameter": (("--optimiser", "own_code:Plain:0.1"), "optimiser: got '0.1' in 'own_code:Plain:0.1', expected key=value"),
     "a missing parameter": (("--optimiser", "own_code:net"), "missing a required argument: 'features'"),
-    "parameters of an object": (("--optimiser", "own_code:sgd:momentum=1"), "expected none: own_code:sgd is an object"),
-    "an exception": (("--optimiser", "own_code:Broken"), "cannot be made (RuntimeError: no table found, own_code.py line "),
-    "bad syntax": (("--model", "other_code:Net"), "whose module cannot be imported (SyntaxError"),
-    "a program": (("--model", "third_code:Net"), "whose module cannot be imported (SystemExit: no arguments"),
+    "parameters of an object": (("--optimiser", "own_code:sgd:momentum=1"), "expected no parameters: own_code:sgd is"),
+    "an exception": (("--optimiser", "own_code:Broken"), "could not be created (RuntimeError: no table found, own_code.py"),
+    "bad syntax": (("--model", "other_code:Net"), "cannot be imported (SyntaxError"),
+    "a program": (("--model", "third_code:Net"), "cannot be imported (SystemExit: no arguments"),
     "a value of ours": (("--optimiser", "mpiddl.optim:SGD:momentum=2"), "optimiser: mpiddl.optim:SGD:momentum=2: momentum: "),
     "a typo": (("--model", "mpl"), "expected one of mlp, softmax, or MODULE:CLASS; did you mean 'mlp'?"),
     "its own decay": (("--optimiser", "own_code:Plain", "--weight-decay", "0.1"), "or MODULE:CLASS:weight_decay=0.1"),

@@ -66,7 +66,7 @@ def npz_data(
             present = sorted(name.removesuffix(".npy") for name in archive.namelist())
     except zipfile.BadZipFile as error:
         raise DataError(
-            f"{path}: truncated or not an .npz file, a zip archive of .npy files ({error})"
+            f"{path}: the file is truncated, or not an .npz file, which is a zip archive of .npy files ({error})"
         ) from error
     return _data(
         path.stem, f"{path}", present, lambda name: open_member(path, f"{name}.npy"), task, test_fraction, class_names
@@ -119,7 +119,7 @@ def open_member(path: Path, member: str) -> RowArray:
     if info.compress_type == zipfile.ZIP_STORED:
         return MappedRows(name, str(path), _member_start(path, info) + skip, shape, dtype, fortran)
     if fortran:
-        raise DataError(f"{name}: compressed column by column, expected row by row: save np.ascontiguousarray(...) of it")
+        raise DataError(f"{name}: got a compressed array in Fortran order, expected C order: save np.ascontiguousarray(array)")
     return StreamedRows(name, str(path), open_packed, skip, shape, dtype)
 
 
@@ -128,7 +128,7 @@ def _check_size(name: str, size: int, shape: tuple[int, ...], dtype: np.dtype) -
     wanted = prod(shape) * dtype.itemsize
     if size != wanted:
         why = "truncated" if size < wanted else "damaged, or several arrays in one file"
-        raise DataError(f"{name}: got {size} bytes, expected {wanted} for {dtype} {shape}: {why}")
+        raise DataError(f"{name}: got {size} bytes, expected {wanted} bytes for {dtype} of shape {shape}: {why}")
 
 
 def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -147,11 +147,11 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
     ) as error:  # numpy's parser lets its own errors through
         raise DataError(f"{name}: not a .npy array ({error})") from error
     if len(shape) > 32 or any(n < 0 for n in shape):
-        raise DataError(f"{name}: got a header for shape {shape}, expected at most 32 axes, none of negative length")
+        raise DataError(f"{name}: got shape {shape} in the header, expected at most 32 axes, each of length 0 or more")
     if dtype.hasobject:
         raise DataError(
-            f"{name}: got Python objects (dtype {dtype}), expected numbers, or labels as strings: y.astype(str). Only pickle "
-            "reads objects, and pickle can run code"
+            f"{name}: got Python objects (dtype {dtype}), expected numbers or strings; convert labels with y.astype(str). "
+            "Objects are not read, because pickle can run code"
         )
     return shape, fortran, dtype
 

@@ -46,13 +46,13 @@ class RowArray(Protocol):
 def reading(path: str | os.PathLike) -> Iterator[None]:
     """Turn what goes wrong while reading ``path`` into a `DataError` that names it."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        raise DataError(f"{path}: got a pipe, socket or device, expected a file")  # it might never end
+        raise DataError(f"{path}: got a pipe, socket or device, expected a regular file")  # it might never end
     try:
         yield
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: truncated or damaged ({error}); fetch it again") from error
+        raise DataError(f"{path}: the file is truncated or damaged ({error}); download or copy it again") from error
     except OSError as error:  # PermissionError, a directory, an I/O error, a gzip checksum
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 

@@ -125,8 +125,8 @@ def _check_shapes(source: Source, rows: range, x: np.ndarray, y: np.ndarray) -> 
     kinds = (np.float32, np.float64) if source.classes is None else (np.int64,)
     if (x.shape, y.shape) != wanted or x.dtype not in FEATURES or y.dtype not in kinds:
         raise ShapeError(
-            f"{source.where(rows.start)}: got x {x.dtype} {x.shape} and y {y.dtype} {y.shape} from read(), "
-            f"expected x {_names(FEATURES)} {wanted[0]} and y {_names(kinds)} {wanted[1]}"
+            f"{source.where(rows.start)}: read() returned x of {x.dtype} and shape {x.shape}, y of {y.dtype} and shape "
+            f"{y.shape}; expected x of {_names(FEATURES)} and shape {wanted[0]}, y of {_names(kinds)} and shape {wanted[1]}"
         )
 
 

@@ -74,7 +74,7 @@ class ShardedRows:
         dtype: DTypeLike = "float32",
     ):
         if layout.rows != source.n:
-            raise ShapeError(f"layout: got {layout.rows} rows, expected {source.n} as the source has")
+            raise ShapeError(f"layout: got {layout.rows} rows, expected {source.n}, the number of rows of the source")
         self.layout, self.shards, self.classes = layout, layout.check_shards(shards), source.classes
         self._dtype, self._features, self._targets = float_dtype(dtype), prod(source.shape), source.targets
         self._runs = read_runs(source, layout, self.shards, seed, self._dtype)
@@ -145,7 +145,7 @@ class ShardedRows:
     def _taken(self, epoch: int, step: int) -> list[tuple[Run, np.ndarray]]:
         """The rows of a step, shard by shard, as indices into each run's."""
         if not 0 <= step < self.layout.steps_per_epoch:
-            raise UsageError(f"step: got {step}, expected 0 to {self.layout.steps_per_epoch - 1}, the steps of an epoch")
+            raise UsageError(f"step: got {step}, expected a step of the epoch, 0 to {self.layout.steps_per_epoch - 1}")
         if epoch != self._epoch:
             self._epoch, self._orders = epoch, [(run, run.order(epoch)) for run in self._runs]
         return [(run, order[run.starts[step] : run.starts[step + 1]]) for run, order in self._orders]

@@ -102,7 +102,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 rows = self._own_rows(X, sample_weight, link.size, after is None)
                 seed = self._seed(link.rank)
                 if stream and rows.sparse:
-                    raise UsageError("X: got a sparse batch, expected a dense one for partial_fit")
+                    raise UsageError("X: got a sparse batch, expected a dense batch for partial_fit")
             check_equal(link, "X", {"columns": rows.d, "dtype": str(rows.dtype), "sample_weight": sample_weight is not None,
                                     "feature names": self._names()})
             check_equal(link, type(self).__name__, {"": type(self).__name__, **self._settings_of_all()})
@@ -136,7 +136,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         check_is_fitted(self)
         scores = check_array(X, dtype=[np.float64, np.float32], input_name="X")
         if scores.shape[1] != self.n_components_:
-            raise ValueError(f"X: got {scores.shape[1]} columns of scores, expected {self.n_components_}")
+            raise ValueError(f"X: got {scores.shape[1]} columns of scores, expected {self.n_components_}, one for each "
+                             "component")
         return self._rows_from(scores)
 
     def __sklearn_tags__(self) -> Any:
@@ -164,11 +165,11 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if self.solver not in SOLVERS:
             raise UsageError(f"solver: got {self.solver!r}, expected one of {', '.join(SOLVERS)}")
         if not _is_number(self.tol) or not 0 <= self.tol < 1:
-            raise UsageError(f"tol: got {self.tol!r}, expected a number from 0 to 1")
+            raise UsageError(f"tol: got {self.tol!r}, expected a number from 0 to below 1")
         if not _is_number(self.max_passes) or not self.max_passes > 0:
             raise UsageError(f"max_passes: got {self.max_passes!r}, expected a number above 0")
         if isinstance(self.threads, bool) or not isinstance(self.threads, Integral) or self.threads < 0:
-            raise UsageError(f"threads: got {self.threads!r}, expected a whole number from 0")
+            raise UsageError(f"threads: got {self.threads!r}, expected a whole number, 0 or more")
         self._settings().check()
 
     def _settings(self) -> Settings:
@@ -259,7 +260,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self._check_total(all_total)
         if not isinstance(k, int) or (after is None and k > n and self.n_components is not None):
             raise UsageError(f"n_components: got {self.n_components!r}, expected a whole number for partial_fit, at "
-                             "most the rows of the first batch")
+                             "most the number of rows in the first batch")
         return merged(link, rows, after, k, self._center, solver=self.solver, tol=self.tol, seed=seed, vr=self._settings(),
                       most_passes=self.max_passes)
 

@@ -100,13 +100,13 @@ class PCA(Estimator):
             return int(wanted)
         if isinstance(wanted, (float, np.floating)) and 0 < wanted < 1:
             return float(wanted)
-        raise UsageError(f"n_components: got {wanted!r}, expected 1 to {least}, min(n_samples, n_features), or a share of the "
-                         "variance between 0 and 1")
+        raise UsageError(f"n_components: got {wanted!r}, expected a whole number from 1 to {least}, the smaller of n_samples "
+                         "and n_features, or a share of the variance between 0 and 1")
 
     def _check_total(self, total: float) -> None:
         if total < 2:
-            raise UsageError(f"sample_weight: got weights whose sum is {total:g}, expected 2 or more: a weight "
-                             "is the number of times that a row counts")
+            raise UsageError(f"sample_weight: got weights with a sum of {total:g}, expected a sum of 2 or more, "
+                             "because a weight is the number of times that its row is counted")
 
     def _take(self, result: Result, dtype: np.dtype) -> None:
         self._remember(result, dtype)

@@ -124,7 +124,8 @@ def _place(matrix: Matrix, part: range, row: int, column: int) -> str:
 def _prepare(out: Path, overwrite: bool) -> None:
     there = [name for name in CONTENTS if (out / name).exists()]
     if there and not overwrite:
-        raise UsageError(f"out: {out} holds {', '.join(there)}; expected an empty folder, or `overwrite=True`")
+        raise UsageError(f"out: the folder {out} already holds {', '.join(there)}; name an empty folder, or use "
+                         "`overwrite=True`")
     with writing(out, UsageError):
         out.mkdir(parents=True, exist_ok=True)
 
@@ -138,17 +139,19 @@ def _columns(matrix: Matrix, mask: str | None, column_weights: str | None) -> Ma
         given = _of_columns(matrix, mask, "mask")
         kept = (given != 0) & ~np.isnan(given)
     elif matrix.n and (gaps := matrix.missing()).any():
-        raise DataError(f"{matrix.name}: {gaps.sum()} of {len(gaps)} columns are missing in the first row (the first: column "
-                        f"{gaps.argmax()}); `mask='auto'` leaves them out")
+        raise DataError(f"{matrix.name}: {gaps.sum()} of {len(gaps)} columns are NaN or infinite in the first row, "
+                        f"beginning with column {gaps.argmax()}; `mask='auto'` leaves these columns out")
     factors = None
     if column_weights is not None:
         weights = _of_columns(matrix, column_weights, "column_weights").astype(np.float64)
         if not (np.isfinite(weights[kept]).all() and (weights[kept] >= 0).all()):
-            raise DataError(f"column_weights: {column_weights} holds NaN, infinity or negative numbers, expected 0 or more")
+            raise DataError(f"column_weights: {column_weights} holds NaN, infinity or negative numbers, expected finite "
+                            "numbers of 0 or more")
         kept &= weights > 0
         factors = np.sqrt(weights, where=kept, out=np.zeros(len(weights)))
     if not kept.any():
-        raise DataError(f"{matrix.name}: all {len(kept)} columns are left out, expected one or more to remain")
+        raise DataError(f"{matrix.name}: the mask or the weights leave out all {len(kept)} columns, expected at least one "
+                        "to remain")
     return matrix if kept.all() and factors is None else matrix.select(kept, factors)
 
 
@@ -160,7 +163,7 @@ def _of_columns(matrix: Matrix, file: str, name: str) -> np.ndarray:
     array = open_npy(Path(file))
     if tuple(array.shape) not in (matrix.shape, (matrix.d,)) or array.dtype.kind not in "buif":
         raise DataError(f"{name}: {file} holds {array.dtype} of shape {tuple(array.shape)}, expected numbers "
-                        f"with the shape of a row, {matrix.shape}")
+                        f"of shape {matrix.shape}, the shape of a row")
     return array.read([range(array.shape[0])])[0].reshape(-1)
 
 

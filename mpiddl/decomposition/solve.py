@@ -158,7 +158,7 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     if solver.startswith("vr") and sparse:
         raise UsageError(f"solver: got {solver} for sparse rows, expected one of auto, krylov, gram")
     if solver == "vr-plain" and files:
-        raise UsageError("solver: got vr-plain, for rows in a file, expected one of auto, gram, "
+        raise UsageError("solver: got vr-plain for rows in a file, expected one of auto, gram, "
                          "subsample, vr, krylov")
     choice = choose(n, d, k, columns, tol, comm.size, sparse) if solver == "auto" else Choice(solver, "asked for")
     prepared = prepare(comm, rows, n, center, seed)
@@ -189,7 +189,8 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     if not comm.bcast(met or operator.trace <= prepared.floor):
         raise ConvergenceError(
             f"{choice.solver}: missed about {history[-1].error:.1e} of the explained variance after {effort.passes:.1f} "
-            f"passes, expected {tol:g}; a larger `tol` or `max_passes`, or another `solver` (gram is exact)", result)
+            f"passes, expected at most {tol:g}; try a larger `tol` or `max_passes`, or another `solver` (gram is exact)",
+            result)
     return result
 
 

@@ -65,7 +65,8 @@ class TruncatedSVD(Estimator):
         wanted, least = self.n_components, min(n, d)
         if isinstance(wanted, Integral) and not isinstance(wanted, bool) and 1 <= int(wanted) <= least:
             return int(wanted)
-        raise UsageError(f"n_components: got {wanted!r}, expected 1 to {least}, min(n_samples, n_features)")
+        raise UsageError(f"n_components: got {wanted!r}, expected a whole number from 1 to {least}, the smaller of "
+                         "n_samples and n_features")
 
     def _take(self, result: Result, dtype: np.dtype) -> None:
         self._remember(result, dtype)

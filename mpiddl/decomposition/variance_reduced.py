@@ -76,7 +76,7 @@ class Settings:
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise UsageError(f"{name}: got {value!r}, expected a whole number from {least}")
         if not isinstance(self.snapshot, Real) or isinstance(self.snapshot, bool) or not 0 < self.snapshot <= 1:
-            raise UsageError(f"snapshot_fraction: got {self.snapshot!r}, expected a number above 0, at most 1")
+            raise UsageError(f"snapshot_fraction: got {self.snapshot!r}, expected a number above 0 and at most 1")
         for name, number in {"vr_fraction": self.fraction, "step_size": self.step}.items():
             if isinstance(number, bool) or not isinstance(number, Real) or not 0 < number < float("inf"):
                 raise UsageError(f"{name}: got {number!r}, expected a number above 0")

@@ -31,7 +31,7 @@ def as_score(value: object) -> Score:
         return Score(float(value))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise UsageError(
-            f"model.gradient: returned {type(value).__name__}, expected the sum of the losses, a number, or a Score"
+            f"model.gradient: returned {type(value).__name__}, expected a number, which is the sum of the losses, or a Score"
         ) from None
 
 

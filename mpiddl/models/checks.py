@@ -25,14 +25,14 @@ def check_width(x: np.ndarray, inputs: int) -> None:
 def same_rows(x: np.ndarray, y: np.ndarray) -> None:
     """Refuse `y` unless it has as many rows as `x`."""
     if len(x) != len(y):
-        raise ShapeError(f"y: got {len(y)} rows, expected {len(x)} as x has")
+        raise ShapeError(f"y: got {len(y)} rows, expected {len(x)}, the number of rows of x")
 
 
 def rows_of(x: np.ndarray, inputs: int, dtype: np.dtype) -> np.ndarray:
     """`x` as contiguous, writeable rows of `inputs` numbers of that dtype."""
     check_width(x, inputs)
     if x.dtype.kind != "f":
-        raise ShapeError(f"x: got {x.dtype}, expected {dtype}; bytes are scaled first: x.astype('{dtype}') / 255")
+        raise ShapeError(f"x: got {x.dtype}, expected {dtype}; convert bytes with x.astype('{dtype}') / 255")
     return _plain(x, dtype)
 
 
@@ -46,7 +46,7 @@ def labels_of(y: np.ndarray, rows: int) -> np.ndarray:
 def targets_of(y: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """`y` as targets of the shape and dtype of `outputs`; one column may come flat."""
     if y.shape != outputs.shape and y.shape != outputs.shape[: 1 if outputs.shape[1] == 1 else 2]:
-        raise ShapeError(f"y: got shape {y.shape}, expected {outputs.shape} as the outputs have")
+        raise ShapeError(f"y: got shape {y.shape}, expected {outputs.shape}, the shape of the outputs")
     return _plain(y, outputs.dtype).reshape(outputs.shape)
 
 

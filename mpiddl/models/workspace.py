@@ -37,7 +37,7 @@ class Workspace:
     def layers(self, rows: int) -> list[np.ndarray]:
         """The output arrays, cut to `rows` rows."""
         if rows > self.max_rows:
-            raise ShapeError(f"x: got {rows} rows, expected at most {self.max_rows} as the workspace has")
+            raise ShapeError(f"x: got {rows} rows, expected at most {self.max_rows}, the size of the workspace")
         return [array[:rows] for array in self.outputs]
 
     def share(self, kernel: Callable, size: int, operations: float, *arguments: object, first: int = 0) -> None:

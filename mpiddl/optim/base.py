@@ -54,5 +54,6 @@ def matching(params: np.ndarray, grad: np.ndarray, *moments: np.ndarray) -> None
     for name, array in [("grad", grad), *((f"moments[{i}]", moment) for i, moment in enumerate(moments))]:
         if array.shape != params.shape or array.dtype != params.dtype:
             raise ShapeError(
-                f"{name}: got {array.dtype} of shape {array.shape}, expected {params.dtype} of shape {params.shape}, as params"
+                f"{name}: got {array.dtype} of shape {array.shape}, expected {params.dtype} of shape {params.shape} as "
+                "for params"
             )

@@ -117,7 +117,7 @@ def make_strategy(spec: str | Strategy) -> Strategy:
     """
     found = _named(spec) if isinstance(spec, str) else spec
     if not isinstance(found, Strategy):
-        raise UsageError(f"strategy: got {type(found).__name__}, expected a name or a mpiddl.strategies.Strategy")
+        raise UsageError(f"strategy: got {type(found).__name__}, expected a name or an object of mpiddl.strategies.Strategy")
     return found
 
 
@@ -165,8 +165,8 @@ def reproducible(strategy: Strategy) -> Strategy:
     if not vars(type(strategy)).get("sums_gradients"):  # not inherited: a derived class may do more
         names = ", ".join(name for name, known in NAMES.items() if known.sums_gradients)
         raise UsageError(
-            f"reproducible: got strategy {describe(strategy)}, expected one that sums gradients in every step and does nothing "
-            f"else: {names}, or a class that says sums_gradients = True"
+            f"reproducible: got strategy {describe(strategy)}, expected a strategy that only sums gradients, in every step: "
+            f"{names}, or a class with the attribute sums_gradients = True"
         )
     return Tree()
 
@@ -178,11 +178,12 @@ def _parameters(name: str, tail: str) -> dict[str, object]:
     for item in filter(None, tail.split(",")):
         key, equals, text = item.partition("=")
         if key not in fields or not equals:
-            known = ", ".join(f"{f.name}={f.default}" for f in fields.values()) or "no parameters"
-            raise UsageError(f"strategy {name}: got {item!r}, expected {known}")
+            known = ", ".join(f"{f.name}={f.default}" for f in fields.values())
+            wanted = f"parameters among {known}" if known else "no parameters"
+            raise UsageError(f"strategy {name}: got {item!r}, expected {wanted}")
         kind: Any = type(fields[key].default)
         try:
             values[key] = kind(text)
         except ValueError:
-            raise UsageError(f"strategy {name}: {key}: got {text!r}, expected {kind.__name__}") from None
+            raise UsageError(f"strategy {name}: {key}: got {text!r}, expected a value of type {kind.__name__}") from None
     return values

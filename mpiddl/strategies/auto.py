@@ -38,7 +38,7 @@ class Auto(Strategy):
 
     def __post_init__(self) -> None:
         if self.bucket_bytes < 0:
-            raise UsageError(f"auto: bucket_bytes: got {self.bucket_bytes}, expected 1 or more, or 0 for a choice")
+            raise UsageError(f"auto: bucket_bytes: got {self.bucket_bytes}, expected 1 or more, or 0 for an automatic choice")
 
     def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
         way = self._way(comm, size, dtype)
@@ -78,7 +78,8 @@ class Auto(Strategy):
             return Combined(way.sum(), step.total, state)
         begin, end = state.get("bucket", (0, grad.size))
         if state.get("done", grad.size) != grad.size:
-            raise UsageError(f"model.gradient: ready() was told of {state['done']} elements, expected {grad.size}, each once")
+            raise UsageError(f"model.gradient: the calls of ready() cover {state['done']} elements, expected each "
+                             f"of the {grad.size} elements once")
         way.bucket(begin, end)
         return Combined(way.wait(), step.total, {})
 

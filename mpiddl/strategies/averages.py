@@ -27,7 +27,8 @@ class Averages:
         if self.period < 1:
             raise UsageError(f"period: got {self.period}, expected a number of steps, 1 or more")
         if not 0 <= self.delay < self.period:
-            raise UsageError(f"delay: got {self.delay}, expected 0 or more steps, fewer than the period, {self.period}")
+            raise UsageError(f"delay: got {self.delay}, expected a number of steps from 0 to {self.period - 1}, less than "
+                             "the period")
 
     def due(self, step: Step) -> bool:
         """Whether a period ends with this step."""

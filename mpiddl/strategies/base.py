@@ -79,7 +79,7 @@ class Step:
 
 
 def _nobody(*args: Any) -> Any:
-    raise UsageError("replica.apply, replica.rate: there is no optimiser here, expected a replica of a training loop")
+    raise UsageError("replica.apply, replica.rate: this replica has no optimiser, expected a replica of a training loop")
 
 
 class Replica:
@@ -119,7 +119,8 @@ class Replica:
     @params.setter
     def params(self, value: np.ndarray) -> None:
         if value is not self._params:
-            raise AttributeError("replica.params: got another array; change it in place, replica.params[:] = ...")
+            raise AttributeError("replica.params: got another array, expected a change of the values in place: "
+                                 "replica.params[:] = ...")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ class Chain(Strategy):
     def __init__(self, *members: Strategy):
         for member in members[:-1]:
             if member.guesses:
-                raise UsageError(f"chain: got {describe(member)} before others, which would mix parameters that are a guess; "
-                                 "expected it last, or one that does not look ahead")
+                raise UsageError(f"chain: got {describe(member)} before other strategies, which would mix its provisional "
+                                 "parameters; expected it as the last strategy, or ahead=0")
         self.members = members
         self.replicated = all(member.replicated for member in members)
         self.lockstep = all(member.lockstep for member in members)
@@ -33,8 +33,8 @@ class Chain(Strategy):
         found = [member.resolve(comm) for member in self.members]
         for strategy, _ in found:
             if not strategy.lockstep:  # other strategies would deadlock with it, or receive its messages
-                raise UsageError(f"chain: got {describe(strategy)}, whose ranks go each at its own pace, beside others; "
-                                 "expected it alone")
+                raise UsageError(f"chain: got the asynchronous strategy {describe(strategy)} together with others; "
+                                 "expected it without other strategies")
         return Chain(*(strategy for strategy, _ in found)), "; ".join(filter(None, (said for _, said in found)))
 
     def check(self, size: int) -> None:

@@ -55,7 +55,7 @@ class DCASGDAdaptive(DCASGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.decay < 1:
-            raise UsageError(f"decay: got {self.decay}, expected 0 to below 1")
+            raise UsageError(f"decay: got {self.decay}, expected a number from 0 to below 1")
 
     def arrays(self, workers: int, like: np.ndarray) -> dict[str, Any]:
         return {"square": np.zeros((workers, like.size), like.dtype)}

@@ -63,7 +63,7 @@ class DDCASGD(ParameterServer):
             if not 0 <= getattr(self, name) < inf:
                 raise UsageError(f"{name}: got {getattr(self, name)}, expected 0 or more")
         if not 0 <= self.decay < 1:
-            raise UsageError(f"decay: got {self.decay}, expected 0 to below 1")
+            raise UsageError(f"decay: got {self.decay}, expected a number from 0 to below 1")
 
     def arrays(self, workers: int, like: np.ndarray) -> dict[str, Any]:
         return {"square": np.zeros_like(like)}

@@ -52,7 +52,7 @@ class Elastic(Strategy):
         if self.period < 1:
             raise UsageError(f"period: got {self.period}, expected a number of steps, 1 or more")
         if not 0 <= self.alpha <= 1:
-            raise UsageError(f"alpha: got {self.alpha}, expected above 0 and at most 1 / P, or 0 for 0.9 / P")
+            raise UsageError(f"alpha: got {self.alpha}, expected a number from 0 to 1 / P for P ranks (0: 0.9 / P)")
 
         check_pace(self.pace)
 
@@ -64,7 +64,8 @@ class Elastic(Strategy):
 
     def check(self, size: int) -> None:
         if self.alpha * size > 1:
-            raise UsageError(f"alpha: got {self.alpha} on {size} ranks, expected at most 1 / {size}, or the centre leaves them")
+            raise UsageError(f"alpha: got {self.alpha} on {size} ranks, expected at most 1 / {size}: "
+                             "a larger value moves the centre past the mean of the ranks")
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         return {"centre": replica.params.copy(), "exchanges": 0}

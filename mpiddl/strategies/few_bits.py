@@ -26,7 +26,7 @@ from mpiddl.transport.base import Comm
 def check_bits(bits: int) -> None:
     """Raise a `UsageError` for an unsupported number of bits."""
     if bits and bits not in MIDDLES:
-        raise UsageError(f"bits: got {bits}, expected {', '.join(map(str, MIDDLES))}, or 0 for all of them")
+        raise UsageError(f"bits: got {bits}, expected {', '.join(map(str, MIDDLES))}, or 0 for no compression")
 
 
 def few_bits_warm(size: int, dtype: np.dtype, bits: int) -> None:

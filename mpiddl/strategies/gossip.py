@@ -93,19 +93,19 @@ class Gossip(Strategy):
         check_pace(self.pace)
         for name, known in (("direction", DIRECTIONS), ("momentum", MOMENTUM)):
             if getattr(self, name) not in known:
-                raise UsageError(f"{name}: got {getattr(self, name)!r}, expected {', '.join(known)}")
+                raise UsageError(f"{name}: got {getattr(self, name)!r}, expected one of {', '.join(known)}")
         for name, least in (("period", 1), ("average", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name}: got {getattr(self, name)}, expected {least} or more")
         check_outer(self.outer)
         if self.pace == OWN_PACE and (self.average or self.momentum != OWN):
-            raise UsageError("pace: got own beside average or momentum, expected ranks that step together for these")
+            raise UsageError("pace: got own with average > 0 or momentum=average, expected pace=together")
         check_bits(self.bits)
         wanted = {"graph": COMPLETE, "direction": SYMMETRIC, "momentum": OWN, "pace": TOGETHER}
         other = [name for name, value in wanted.items() if getattr(self, name) != value]
         if self.bits and other:
             named = getattr(self, other[0]) if isinstance(getattr(self, other[0]), str) else "weights"
-            raise UsageError(f"bits: got {self.bits} beside {other[0]}={named}, expected {other[0]}={wanted[other[0]]} for it")
+            raise UsageError(f"bits: got {self.bits} with {other[0]}={named}, expected {other[0]}={wanted[other[0]]} or bits=0")
 
     def __repr__(self) -> str:
         return brief(self, "graph")

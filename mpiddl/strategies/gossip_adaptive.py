@@ -54,11 +54,11 @@ class GossipAdaptive(Gossip):
         super().__post_init__()
         self._trigger.check(self.period)
         if self.tensors not in (0, 1):
-            raise UsageError(f"tensors: got {self.tensors}, expected 0, the model as a whole, or 1, each for itself")
+            raise UsageError(f"tensors: got {self.tensors}, expected 0 (one trigger for the model) or 1 (one per tensor)")
         if self.tensors and self.pace == OWN_PACE:
-            raise UsageError("pace: got own beside tensors=1, expected ranks that step together for it")
+            raise UsageError("pace: got own with tensors=1, expected pace=together or tensors=0")
         if self.tensors and self.bits:
-            raise UsageError(f"bits: got {self.bits} beside tensors=1, expected tensors=0 for it")
+            raise UsageError(f"bits: got {self.bits} with tensors=1, expected bits=0 or tensors=0")
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         parts = replica.tensors if self.tensors else [slice(0, replica.params.size)]

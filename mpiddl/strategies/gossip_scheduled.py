@@ -28,7 +28,7 @@ class GossipScheduled(Gossip):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.share <= 1:
-            raise UsageError(f"share: got {self.share}, expected a part of the steps, 0 to 1")
+            raise UsageError(f"share: got {self.share}, expected a share of the steps, from 0 to 1")
         if not 1 <= self.power < float("inf"):
             raise UsageError(f"power: got {self.power}, expected 1 or more")
 

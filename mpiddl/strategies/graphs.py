@@ -140,12 +140,12 @@ def check(graph: Any, size: int, symmetric: bool = True) -> None:
     >>> check(np.eye(2), 2)
     Traceback (most recent call last):
         ...
-    mpiddl.errors.UsageError: graph: got one in which ranks 1 never hear of rank 0, expected it to connect all ranks
+    mpiddl.errors.UsageError: graph: got weights that do not connect rank 0 with ranks 1, expected all ranks to be connected
     """
     if isinstance(graph, str):
         check_name(graph)
         if graph == MATCHING and size % 2 and size > 1:
-            raise UsageError(f"graph: got matching on {size} ranks, expected an even number of them, or another graph")
+            raise UsageError(f"graph: got matching on {size} ranks, expected an even number of ranks, or another graph")
         return
     rounds = rounds_of(graph)
     if rounds.shape[1:] != (size, size):
@@ -160,17 +160,19 @@ def check_name(graph: str) -> None:
     if graph not in GRAPHS:
         close = difflib.get_close_matches(graph, GRAPHS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"graph: got {graph!r}, expected one of {', '.join(GRAPHS)}, or weights{hint}")
+        raise UsageError(f"graph: got {graph!r}, expected one of {', '.join(GRAPHS)}, or an array of weights{hint}")
 
 
 def _check_stochastic(mixing: np.ndarray, number: int, symmetric: bool) -> None:
     sums = np.concatenate([mixing.sum(axis=0), mixing.sum(axis=1)])
     if not (mixing >= 0).all() or not (abs(sums - 1) <= EXACT).all():  # written so that NaN fails as well
         off = sums[np.argmax(abs(sums - 1))]
-        raise UsageError(f"graph: got weights that are not doubly stochastic in round {number} (least {mixing.min():g}, a sum "
-                         f"{off:.9g}), expected 0 or more, and rows and columns that add up to 1, to {EXACT:g}")
+        raise UsageError(f"graph: got weights that are not doubly stochastic in round {number} (smallest weight "
+                         f"{mixing.min():g}, one sum {off:.9g}), expected weights of 0 or more, and a sum of 1 in each row "
+                         f"and column, within {EXACT:g}")
     if symmetric and not np.array_equal(mixing, mixing.T):
-        raise UsageError(f"graph: got weights that are not symmetric in round {number}, expected them so, or pull or push")
+        raise UsageError(f"graph: got weights that are not symmetric in round {number}, expected symmetric weights, or "
+                         "direction=pull or push")
 
 
 def _check_connected(linked: Any) -> None:
@@ -181,7 +183,7 @@ def _check_connected(linked: Any) -> None:
         reached = more
     if not reached.all():
         lost = ", ".join(map(str, np.flatnonzero(~reached)[:8]))
-        raise UsageError(f"graph: got one in which ranks {lost} never hear of rank 0, expected it to connect all ranks")
+        raise UsageError(f"graph: got weights that do not connect rank 0 with ranks {lost}, expected all ranks to be connected")
 
 
 def rounds_of(graph: Any) -> np.ndarray:
@@ -192,7 +194,8 @@ def rounds_of(graph: Any) -> np.ndarray:
             raise TypeError
         rounds = rounds.astype(np.float64)
     except (TypeError, ValueError):
-        raise UsageError(f"graph: got {type(graph).__name__}, expected one of {', '.join(GRAPHS)}, or weights") from None
+        raise UsageError(f"graph: got {type(graph).__name__}, expected one of {', '.join(GRAPHS)}, or an array of "
+                         "weights") from None
     rounds = rounds[None] if rounds.ndim == 2 else rounds
     if rounds.ndim != 3 or not rounds.size:
         raise UsageError(f"graph: got weights of shape {rounds.shape}, expected (rounds, ranks, ranks)")

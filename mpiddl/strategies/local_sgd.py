@@ -58,10 +58,10 @@ class LocalSGD(Strategy):
         if self.after < 0:
             raise UsageError(f"after: got {self.after}, expected a number of steps, 0 or more")
         if self.momentum not in MOMENTUM:
-            raise UsageError(f"momentum: got {self.momentum!r}, expected {', '.join(MOMENTUM)}")
+            raise UsageError(f"momentum: got {self.momentum!r}, expected one of {', '.join(MOMENTUM)}")
         check_outer(self.outer)
         if self.delay and (self.outer or self.momentum != "own"):
-            raise UsageError("delay: got one beside outer or momentum, expected averages that are applied at once for these")
+            raise UsageError(f"delay: got {self.delay} with outer > 0 or momentum other than own, expected delay=0")
 
     def __repr__(self) -> str:
         return brief(self, "period")

@@ -47,7 +47,7 @@ class OneSided(Strategy):
 
     def check(self, size: int) -> None:
         if self.rule.servers > size:
-            raise UsageError(f"servers: got {self.rule.servers}, expected 1 to {size}, as many as there are ranks")
+            raise UsageError(f"servers: got {self.rule.servers}, expected 1 to {size}, the number of ranks")
 
     def placement(self, shards: int, rank: int, size: int) -> Placement:
         return Placement(rank_shards(shards, size, rank), endless=True)

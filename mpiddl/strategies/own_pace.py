@@ -55,7 +55,7 @@ TOGETHER, OWN_PACE = PACES = "together", "own"
 def check_pace(pace: str) -> None:
     """Raise a `UsageError` for a name that is none of `PACES`."""
     if pace not in PACES:
-        raise UsageError(f"pace: got {pace!r}, expected {', '.join(PACES)}")
+        raise UsageError(f"pace: got {pace!r}, expected {' or '.join(PACES)}")
 
 
 class Rounds:

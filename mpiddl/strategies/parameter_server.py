@@ -65,7 +65,7 @@ class ParameterServer(Strategy):
 
     def __post_init__(self) -> None:
         if self.servers < 0:
-            raise UsageError(f"servers: got {self.servers}, expected 1 rank or more, or 0: as many as is best")
+            raise UsageError(f"servers: got {self.servers}, expected 1 or more, or 0 for an automatic choice")
         if self.communication not in COMMUNICATION:
             close = difflib.get_close_matches(self.communication, COMMUNICATION, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -81,10 +81,10 @@ class ParameterServer(Strategy):
         CommError
             On every rank: the user asks for one-sided, and it does not work here.
         """
-        bounded = "a rank has to serve that holds up those that are ahead" if self.bound >= 0 else ""
+        bounded = "the bound needs a server that delays workers ahead of the others" if self.bound >= 0 else ""
         why = "" if self.communication == TWO_SIDED else bounded or trouble(comm)
         if why and self.communication == ONE_SIDED:
-            raise CommError(f"communication: got one-sided, but {why}; expected two-sided, or auto, which falls back to it")
+            raise CommError(f"communication: got one-sided, but {why}; expected two-sided, or auto, which uses two-sided here")
         if self.communication == TWO_SIDED or why:
             chosen: Strategy = replace(self, communication=TWO_SIDED, servers=self.serving)
         else:
@@ -100,7 +100,8 @@ class ParameterServer(Strategy):
     def check(self, size: int) -> None:
         """Check the number of ranks, once the form of communication is known."""
         if self.communication == TWO_SIDED and size <= self.serving:
-            raise UsageError(f"ranks: got {size}, expected {self.serving} to serve (servers) and one or more to work")
+            raise UsageError(f"ranks: got {size}, expected {self.serving + 1} or more: {self.serving} as servers, the "
+                             "others as workers")
 
     def placement(self, shards: int, rank: int, size: int) -> Placement:
         workers = size - self.serving
@@ -111,7 +112,7 @@ class ParameterServer(Strategy):
     def check_size(self, size: int) -> None:
         """Raise a `UsageError` if there are not enough parameters for all servers."""
         if self.serving > size:
-            raise UsageError(f"servers: got {self.serving} for {size} parameters, expected one or more each")
+            raise UsageError(f"servers: got {self.serving} for {size} parameters, expected at most {size}, one per parameter")
 
     def correct(self, state: dict[str, Any], push: Push) -> float:
         """Correct ``push.grad`` in place. Returns the factor for its learning rate."""

@@ -27,6 +27,6 @@ class SSP(ASGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bound < 0:
-            raise UsageError(f"bound: got {self.bound}, expected a number of steps, 0 or more (asgd has no bound)")
+            raise UsageError(f"bound: got {self.bound}, expected a number of steps, 0 or more (strategy asgd has no bound)")
         if self.communication == ONE_SIDED:
-            raise UsageError("communication: got one-sided for ssp, expected two-sided or auto, which keep the bound")
+            raise UsageError("communication: got one-sided, which cannot keep the bound of ssp, expected two-sided or auto")

@@ -68,20 +68,21 @@ class Trigger:
         if not 0 <= self.theta < inf:
             raise UsageError(f"theta: got {self.theta}, expected a relative change, 0 or more")
         if not 0 <= self.traffic <= 1:
-            raise UsageError(f"traffic: got {self.traffic}, expected a share of the steps, up to 1, or 0 for a given theta")
+            raise UsageError(f"traffic: got {self.traffic}, expected a share of the steps from 0 to 1 (0: use theta)")
         if self.trigger not in TRIGGERS:
-            raise UsageError(f"trigger: got {self.trigger!r}, expected {', '.join(TRIGGERS)}")
+            raise UsageError(f"trigger: got {self.trigger!r}, expected {' or '.join(TRIGGERS)}")
         if self.threshold not in THRESHOLDS:
-            raise UsageError(f"threshold: got {self.threshold!r}, expected {', '.join(THRESHOLDS)}")
+            raise UsageError(f"threshold: got {self.threshold!r}, expected one of {', '.join(THRESHOLDS)}")
         if self.traffic and self.threshold != FIXED:
-            raise UsageError(f"traffic: got {self.traffic} beside threshold={self.threshold}, expected one of them")
+            raise UsageError(f"traffic: got {self.traffic} with threshold={self.threshold}, expected traffic=0 or "
+                             f"threshold={FIXED}")
         if self.silence < 0:
-            raise UsageError(f"silence: got {self.silence}, expected a number of steps, or 0 for any")
+            raise UsageError(f"silence: got {self.silence}, expected a number of steps, or 0 for no limit")
 
     def check(self, period: int) -> None:
         """Raise a `UsageError` if rounds every ``period`` steps are too few for ``traffic``."""
         if self.traffic * period > 1:
-            raise UsageError(f"traffic: got {self.traffic} beside period={period}, expected up to 1 / {period} of the steps")
+            raise UsageError(f"traffic: got {self.traffic} with period={period}, expected at most 1 / {period} of the steps")
 
     def state(self, params: np.ndarray, parts: Sequence[slice], begun: int = 0) -> dict[str, Any]:
         """Entries of a strategy's state after ``begun`` steps. Each of ``parts`` of the parameters has its own trigger."""

@@ -183,7 +183,7 @@ def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"mpiexec_args: got {text!r}, expected words as in a shell: {error}") from None
+        raise UsageError(f"mpiexec_args: got {text!r}, expected words as in a shell ({error})") from None
 
 
 def _check_program(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
@@ -194,10 +194,10 @@ def _check_program(command: Sequence[str], env: Mapping[str, str], cwd: str | No
     try:
         here = cwd or os.getcwd()
     except FileNotFoundError:
-        raise UsageError("folder: the current folder was deleted; expected one that exists") from None
+        raise UsageError("folder: the current folder was deleted, expected a folder that exists") from None
     path = os.path.join(here, name) if os.sep in name else shutil.which(name, path=env["PATH"])
     if not path or not os.access(path, os.X_OK) or os.path.isdir(path):
         raise UsageError(f"program: got {name!r}, expected a program in PATH, or the path of an executable")
     folder = os.path.realpath(here)
     if f"{folder}/".startswith(("/run/", "/dev/shm/")):
-        raise UsageError(f"folder: got {folder}, expected one that hosts share; each has its own /run and /dev/shm")
+        raise UsageError(f"folder: got {folder}, expected one that all hosts share; each host has its own /run and /dev/shm")

@@ -120,9 +120,10 @@ def slots(hosts: int, ranks_per_host: int | Sequence[int]) -> list[int]:
     if len(each) == 1:
         each *= hosts
     if len(each) != hosts:
-        raise UsageError(f"ranks per host: got {len(each)} numbers for {hosts} hosts, expected one for all or one for each")
+        raise UsageError(f"ranks per host: got {len(each)} numbers for {hosts} hosts, expected 1 number for all hosts, or "
+                         f"{hosts}")
     if min(each) < 0 or not any(each):
-        raise UsageError(f"ranks per host: got {each}, expected numbers of 0 or more, and at least one rank")
+        raise UsageError(f"ranks per host: got {each}, expected numbers of 0 or more, and at least one rank in total")
     return each
 
 

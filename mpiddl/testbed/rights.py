@@ -39,7 +39,8 @@ def unshare_command(env: Mapping[str, str]) -> list[str]:
     missing = {name: package for name, package in _TOOLS.items() if not shutil.which(name, path=path)}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
-        raise TestbedError(f"testbed: {', '.join(missing)} not found; on Debian and Ubuntu: apt install {packages}")
+        raise TestbedError(f"testbed: missing programs: {', '.join(missing)}; install them on Debian and Ubuntu: apt "
+                           f"install {packages}")
     tried = []
     ways: list[list[str]] = [[], _AS_USER] if os.geteuid() == 0 else [_AS_USER]
     for options in ways:

@@ -67,9 +67,10 @@ def check(env: Mapping[str, str] = os.environ) -> None:
     path = with_tools(env)["PATH"]
     missing = [name for name in ("slurmctld", "slurmd", "munged", "srun") if not shutil.which(name, path=path)]
     if missing:
-        raise TestbedError(f"slurm: {', '.join(missing)} not found; on Debian: apt install --no-install-recommends {PACKAGES}")
+        raise TestbedError(f"slurm: missing programs: {', '.join(missing)}; install them on Debian: "
+                           f"apt install --no-install-recommends {PACKAGES}")
     if os.geteuid():
-        raise TestbedError("slurm: got an ordinary user, expected root: only --slurm needs root")
+        raise TestbedError("slurm: got an ordinary user, expected root, which the option --slurm needs")
 
 
 def start(cluster: Cluster, env: Mapping[str, str] = os.environ) -> None:
@@ -111,5 +112,6 @@ def _wait(cluster: Cluster, env: Mapping[str, str]) -> None:
     until = time.monotonic() + _READY_S
     while (states := cluster.call(["sinfo", "-hNo", "%T"], env, LOGIN).split()).count("idle") < cluster.plan.hosts:
         if time.monotonic() > until:
-            raise TestbedError(f"slurm: its hosts are {', '.join(states)} after {_READY_S:g} s, expected idle")
+            raise TestbedError(f"slurm: after {_READY_S:g} s the states of the hosts are {', '.join(states)}, expected all "
+                               "idle")
         time.sleep(0.1)

@@ -64,8 +64,8 @@ def check_equal(comm: Any, what: str, values: Mapping[str, Any]) -> None:
         odd = [rank for rank, theirs in enumerate(everyone) if theirs.get(key) != everyone[0][key]]
         if odd:
             raise MismatchError(
-                f"{what}: {key}: rank 0 was given {everyone[0][key]!r}, {_name_ranks(odd)} {everyone[odd[0]].get(key)!r}; "
-                "expected the same on every rank"
+                f"{what}: {key}: rank 0 got {everyone[0][key]!r}, but {_name_ranks(odd)} got {everyone[odd[0]].get(key)!r}; "
+                "expected the same value on every rank"
             )
 
 

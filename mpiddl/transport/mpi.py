@@ -64,7 +64,7 @@ def connect(comm: Any = None, env: Any = None) -> Any:
     MPI = load_mpi() if comm is not None else start_mpi(env or {})
     comm = MPI.COMM_WORLD if comm is None else comm
     if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
-        raise CommError("comm: got a freed communicator, expected one in use or None for COMM_WORLD")
+        raise CommError("comm: got a freed communicator, expected a valid one, or None for COMM_WORLD")
     if not isinstance(comm, MPI.Intracomm):
         raise CommError(f"comm: got {type(comm).__name__}, expected an mpi4py intra-communicator or None for COMM_WORLD")
     return MpiComm(MPI.Intracomm(comm).Dup())  # of a subclass of Intracomm, too: the library's own

@@ -200,12 +200,12 @@ def _words(comm: Any, failed: Exception, nbytes: int) -> str:
     number = getattr(failed, "errno", None)
     if number == errno.ENOSPC:
         room = _free()
-        free = "there is less" if room is None else f"{WHERE} has {room / 1e6:.1f} MB free"
-        return (f"{nbytes / 1e6:.1f} MB expected for {comm.size} ranks, {free}; enlarge it (mount -o remount,size=8G {WHERE}, "
-                "docker run --shm-size 8g) or take a strategy without shared memory")
+        free = f"{WHERE} has less" if room is None else f"{WHERE} has only {room / 1e6:.1f} MB free"
+        return (f"{nbytes / 1e6:.1f} MB needed for {comm.size} ranks, but {free}; enlarge it (mount -o remount,size=8G "
+                f"{WHERE}, docker run --shm-size 8g) or use a strategy without shared memory")
     if number == errno.ENOENT and comm.rank:
         return (f"rank {comm.rank} of this node does not find the file of rank 0: they have no {WHERE} in common; start the "
                 "ranks of a host in one container, or let containers share it (docker run --ipc=host)")
     if number == errno.EMFILE:
         return f"rank {comm.rank} of this node has as many files open as it may; close some, or raise the limit (ulimit -n)"
-    return f"rank {comm.rank} of this node: {failed}; take a strategy without shared memory"
+    return f"rank {comm.rank} of this node: {failed}; use a strategy without shared memory"

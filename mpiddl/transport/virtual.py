@@ -257,7 +257,7 @@ class VirtualComm:
         return [True] * len(requests)
 
     def check_threads(self) -> None:
-        raise CommError("threads: got virtual ranks, expected MPI ranks for a progress thread")
+        raise CommError("threads: got virtual ranks, expected MPI ranks, which a progress thread needs")
 
     @property
     def events(self) -> int:
@@ -297,7 +297,8 @@ class VirtualComm:
         del box[next(place for place, other in enumerate(box) if other is mail)]
         payload = mail.payload
         if payload.size > buf.size or payload.dtype != buf.dtype:
-            raise CommError(f"message: got {payload.size} {payload.dtype}, expected at most {buf.size} {buf.dtype}")
+            raise CommError(f"message: got {payload.size} numbers of {payload.dtype}, expected at most {buf.size} of "
+                            f"{buf.dtype}")
         buf.reshape(-1)[: payload.size] = payload.reshape(-1)
 
     def _check_rank(self, argument: str, rank: int) -> None:
@@ -313,7 +314,7 @@ class VirtualComm:
         self._calls += 1
         gathering = self._world.gatherings.setdefault(key, _Gathering(what))
         if gathering.what != what:
-            raise CommError(f"collective calls do not match: rank {self.rank} calls {what}, others {gathering.what}")
+            raise CommError(f"collective calls do not match: rank {self.rank} calls {what}, other ranks call {gathering.what}")
         self._world.events += 1
         gathering.brought[self.rank] = mine
         if len(gathering.brought) == self.size:
@@ -389,8 +390,8 @@ def _reduce(parts: dict[int, np.ndarray], op: Op) -> np.ndarray:
     for rank in range(1, len(parts)):
         if parts[rank].shape != total.shape or parts[rank].dtype != total.dtype:
             raise CommError(
-                f"all-reduce: rank {rank} passed {parts[rank].shape} {parts[rank].dtype}, "
-                f"rank 0 passed {total.shape} {total.dtype}; expected the same on every rank"
+                f"all-reduce: rank {rank} passed shape {parts[rank].shape} of {parts[rank].dtype}, "
+                f"rank 0 passed shape {total.shape} of {total.dtype}; expected the same shape and dtype"
             )
         _REDUCE[op.name](total, parts[rank], out=total)
     return total

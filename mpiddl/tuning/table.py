@@ -125,17 +125,17 @@ def read_table(path: Path) -> Table:
     """
     try:
         if path.exists() and not path.is_file():
-            raise UsageError(f"table {path}: got no regular file, expected a file of mpiddl tune")
+            raise UsageError(f"table {path}: got a folder or special file, expected a file written by mpiddl tune")
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE + 1)
     except OSError as error:
-        raise UsageError(f"table {path}: {error.strerror}; expected a file of mpiddl tune") from None
+        raise UsageError(f"table {path}: {error.strerror}; expected a file written by mpiddl tune") from None
     if len(raw) > LARGEST_FILE:
-        raise DataError(f"table {path}: got more than {LARGEST_FILE >> 20} MiB, expected a file of mpiddl tune")
+        raise DataError(f"table {path}: got more than {LARGEST_FILE >> 20} MiB, expected a file written by mpiddl tune")
     try:
         content = tomllib.loads(raw.decode())
     except UnicodeDecodeError:
-        raise DataError(f"table {path}: not text; expected a file of mpiddl tune") from None
+        raise DataError(f"table {path}: the file is not text, expected a file written by mpiddl tune") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"table {path}: not TOML ({error})") from None
     if content.get("version") != VERSION:
@@ -143,7 +143,7 @@ def read_table(path: Path) -> Table:
         raise DataError(f"table {path}: version: got {got}, expected {VERSION}; measure again with mpiddl tune")
     entries = content.get("measured", [])
     if not isinstance(entries, list):
-        raise DataError(f"table {path}: measured: got {type(entries).__name__}, expected [[measured]] tables")
+        raise DataError(f"table {path}: measured: got {type(entries).__name__}, expected a list of TOML tables, [[measured]]")
     return Table(tuple(_entry(f"table {path}: measured {number}", entry) for number, entry in enumerate(entries, 1)))
 
 
@@ -212,29 +212,29 @@ def _quoted(text: str) -> str:
 
 def _entry(where: str, given: Any) -> Entry:
     if not isinstance(given, dict):
-        raise DataError(f"{where}: got {type(given).__name__}, expected a table")
+        raise DataError(f"{where}: got {type(given).__name__}, expected a TOML table")
     place = Place(*(_text(where, given, name) for name in Place._fields))
     call, sizes, seconds = _text(where, given, "call"), given.get("bytes"), given.get("seconds")
     if call not in CANDIDATES:
         raise DataError(f"{where}: call: got {_short(call)}, expected one of {', '.join(CANDIDATES)}")
     if not _numbers(sizes, int) or not sizes or sizes != sorted(set(sizes)) or sizes[0] < 0 or sizes[-1] > MOST_BYTES:
-        raise DataError(f"{where}: bytes: expected ascending whole numbers, got {_short(sizes)}")
+        raise DataError(f"{where}: bytes: got {_short(sizes)}, expected whole numbers in ascending order")
     if not isinstance(seconds, dict) or LIBRARY not in seconds:
-        raise DataError(f"{where}: seconds: expected a line for each algorithm, including {LIBRARY}")
+        raise DataError(f"{where}: seconds: got no line for {LIBRARY}, expected a line for each algorithm")
     for name, values in seconds.items():
         if name not in CANDIDATES[call]:
-            raise DataError(f"{where}: seconds: got {_short(name)}, expected algorithms among {', '.join(CANDIDATES[call])}")
+            raise DataError(f"{where}: seconds: got {_short(name)}, expected one of {', '.join(CANDIDATES[call])}")
         known = _numbers(values, float) and len(values) == len(sizes)
         if not known or not all(SHORTEST_S <= value <= LONGEST_S for value in values):
-            wanted = f"{len(sizes)} times of {SHORTEST_S:g} to {LONGEST_S:g} s"
-            raise DataError(f"{where}: {name}: expected {wanted}, got {_short(values)}")
+            wanted = f"{len(sizes)} measured times from {SHORTEST_S:g} to {LONGEST_S:g} s"
+            raise DataError(f"{where}: {name}: got {_short(values)}, expected {wanted}")
     return Entry(place, call, tuple(sizes), {name: tuple(map(float, values)) for name, values in seconds.items()})
 
 
 def _text(where: str, given: dict[str, Any], name: str) -> str:
     value = given.get(name)
     if not isinstance(value, str):
-        raise DataError(f"{where}: {name}: got {_short(value)}, expected a text")
+        raise DataError(f"{where}: {name}: got {_short(value)}, expected a string")
     return value
 
 
