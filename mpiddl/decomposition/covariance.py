@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from scipy.linalg.blas import dger
 
-from mpiddl.collectives import allreduce
 from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.spread import Spread, Whole
+from mpiddl.decomposition.sums import allreduce
 from mpiddl.transport.base import IN_PLACE
 
 LARGEST = 1e120

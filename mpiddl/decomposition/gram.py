@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from scipy.linalg import eigh
 
-from mpiddl.collectives import allreduce
 from mpiddl.decomposition.covariance import Covariance
 from mpiddl.decomposition.rows import centred_blocks
 from mpiddl.decomposition.spread import of_rank_0
 from mpiddl.decomposition.subspace import Ritz
+from mpiddl.decomposition.sums import allreduce
 from mpiddl.transport.base import IN_PLACE
 
 COLUMNS_AT_ONCE = 4096

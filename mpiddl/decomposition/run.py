@@ -130,13 +130,15 @@ def _prepare(out: Path, overwrite: bool) -> None:
 
 def _columns(matrix: Matrix, mask: str | None, column_weights: str | None) -> Matrix:
     """The matrix with the columns that are wanted."""
+    if not matrix.n:
+        raise DataError(f"{matrix.name}: got 0 rows, expected one or more")
     kept = np.ones(matrix.d, bool)
     if mask == "auto":
         kept = ~matrix.missing()
     elif mask is not None:
         given = _of_columns(matrix, mask, "mask")
         kept = (given != 0) & ~np.isnan(given)
-    elif matrix.n and (gaps := matrix.missing()).any():
+    elif (gaps := matrix.missing()).any():
         raise DataError(f"{matrix.name}: {gaps.sum()} of {len(gaps)} columns are missing in the first row (the first: column "
                         f"{gaps.argmax()}); `mask='auto'` leaves them out")
     factors = None

@@ -158,7 +158,7 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     if solver.startswith("vr") and sparse:
         raise UsageError(f"solver: got {solver} for sparse rows, expected one of auto, krylov, gram")
     if solver == "vr-plain" and files:
-        raise UsageError("solver: got vr-plain, for rows in a file, expected one of auto, gram, "
+        raise UsageError("solver: got vr-plain for rows in a file, expected one of auto, gram, "
                          "subsample, vr, krylov")
     choice = choose(n, d, k, columns, tol, comm.size, sparse) if solver == "auto" else Choice(solver, "asked for")
     prepared = prepare(comm, rows, n, center, seed)
