@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg.blas import dger
 
 from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.spread import Spread, Whole
@@ -102,7 +101,7 @@ class Covariance:
         if self.spread.sum(np.array([0.0 if fine else 1.0])).any():
             raise NotFinite
         if self.center:
-            product = dger(-1.0, shifts, self.spread.own(self.mean), a=product.T, overwrite_a=True).T
+            product -= np.outer(self.spread.own(self.mean), shifts)
         product /= self.total
         return product
 

@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from mpiddl.decomposition.core import Decomposition
+from mpiddl.decomposition.base import Decomposition
 from mpiddl.decomposition.dense_rows import DenseRows
 from mpiddl.decomposition.file_rows import CHUNK_BYTES, FileRows, mapping
 from mpiddl.decomposition.rows import Rows

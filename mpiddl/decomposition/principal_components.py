@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.decomposition.core import Decomposition, counted, variances_in
+from mpiddl.decomposition.base import Decomposition, counted, variances_in
 from mpiddl.decomposition.solve import Result
 from mpiddl.errors import UsageError
 

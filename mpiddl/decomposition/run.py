@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import issparse
 
 from mpiddl import rank_count
 from mpiddl.cores import node
-from mpiddl.data.matrix import Matrix, open_matrix
+from mpiddl.data.matrix import Matrix, is_sparse, open_matrix
 from mpiddl.data.npy import open_npy
 from mpiddl.decomposition.file_rows import FileRows
 from mpiddl.decomposition.pictures import draw
@@ -248,5 +247,5 @@ def _chunks(rows: Any) -> Iterator[Any]:
     if isinstance(rows, FileRows):
         yield from (x for x, _ in rows.blocks(max(1, CHUNK_BYTES // (8 * rows.d))))
         return
-    chunk = max(1, CHUNK_BYTES // (8 * rows.shape[1])) if not issparse(rows) else 65_536
+    chunk = max(1, CHUNK_BYTES // (8 * rows.shape[1])) if not is_sparse(rows) else 65_536
     yield from (rows[begin : begin + chunk] for begin in range(0, rows.shape[0], chunk))
