@@ -182,7 +182,7 @@ class Decomposition(ABC):
         return merged(link, rows, after, k, self._center, solver=self.solver, tol=self.tol, seed=seed, vr=self._settings(),
                       most_passes=self.max_passes)
 
-    def _check_total(self, total: float) -> None:
+    def _check_total(self, total: float) -> None:  # noqa: B027
         """Refuse weights that nothing can be said of."""
 
     def _part(self, result: Result) -> Result:
