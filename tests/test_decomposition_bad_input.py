@@ -186,7 +186,7 @@ def test_ranks_with_other_columns_or_dtypes(comm, odd, message):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (np.zeros(9), "got only rows with sample_weight zero on all ranks"),
+        (np.zeros(9), "got no row with a sample_weight above zero on any rank"),
         (-np.ones(9), "negative weights"),
         (np.ones(8), "got shape"),
         (np.full(9, np.nan), "NaN"),
@@ -204,5 +204,5 @@ def test_no_rows_at_all():
 
 @pytest.mark.mpi(min_size=2)
 def test_no_rows_on_any_rank(comm):
-    with pytest.raises(MpiddlError, match="got only rows with sample_weight zero"):
+    with pytest.raises(MpiddlError, match="got no row with a sample_weight above zero"):
         PCA(2, comm=comm).fit(np.empty((0, 4)))

@@ -14,6 +14,7 @@ from harness.matrices import exact, rows_of_all
 
 from mpiddl.cli import main
 from mpiddl.data.matrix import open_matrix
+from mpiddl.decomposition.pictures import draw
 from mpiddl.decomposition.run import decompose_file
 from mpiddl.errors import ConvergenceError, DataError, UsageError
 from mpiddl.transport import virtual
@@ -184,6 +185,36 @@ def test_commands_that_make_no_sense(arguments, message, tmp_path, capsys):
         main(["pca", str(tmp_path / "x.npy"), "-o", str(tmp_path / "out"), *arguments])
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out/components.npy").exists()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("kind", ["pca", "svd"])
+def test_a_file_without_rows_is_named(kind, size, tmp_path):
+    np.save(tmp_path / "x.npy", np.empty((0, 8)))
+
+    def program(comm):
+        with pytest.raises(DataError, match=r"x\.npy: got 0 rows, expected one or more"):
+            decompose_file(str(tmp_path / "x.npy"), tmp_path / "out", kind, comm=comm, n_components=2)
+
+    virtual.run(size, program)
+
+
+@pytest.mark.plots
+@pytest.mark.parametrize("largest", [1.0, 0.00125, 987_654.0, 1e12])
+def test_labels_lie_inside_the_pictures(largest, tmp_path, monkeypatch):
+    figure, agg = (pytest.importorskip(f"matplotlib.{name}") for name in ("figure", "backends.backend_agg"))
+    drawn = []
+
+    def savefig(self, path, dpi):
+        drawn.append(path.name)
+        (axes,) = self.axes
+        box = axes.get_tightbbox(agg.FigureCanvasAgg(self).get_renderer())
+        assert box.min.min() >= 0 and (box.max <= self.bbox.max).all()
+
+    monkeypatch.setattr(figure.Figure, "savefig", savefig)
+    np.save(tmp_path / "scores.npy", np.random.default_rng(0).uniform(-largest, largest, (100, 2)))
+    assert draw(tmp_path, {"explained_variance_ratio": [0.00125, 0.000875]})
+    assert drawn == ["scree.png", "scores.png"]
 
 
 @pytest.mark.parametrize("size", [1, 2])

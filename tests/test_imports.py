@@ -6,6 +6,7 @@ import ast
 import sys
 import time
 
+import numpy
 import pytest
 
 HEAVY = [
@@ -41,6 +42,17 @@ pages = int(Path("/proc/self/statm").read_text().split()[1])
 print((heavy, pages * 4096 / 2**20))
 """
 MAKE = "import mpiddl; comm = mpiddl.Communicator(MPI.COMM_WORLD)"
+
+DECOMPOSE = """
+import os, sys
+from mpiddl.cli import main
+try:
+    main({args!r})
+except SystemExit as ended:
+    heavy = [name for name in ("scipy", "sklearn", "numba") if name in sys.modules]
+    os.write(2, f"loaded: {{heavy}}\\n".encode())
+    raise
+"""
 
 USED = """
 import sys
@@ -95,8 +107,8 @@ def test_short_calls_load_no_compiler_and_long_ones_do(mpirun):
 
 
 @pytest.mark.parametrize(("module", "barred"), [
-    ("mpiddl.decomposition", {"numba", "sklearn", "matplotlib"}),
-    ("mpiddl.decomposition.run", {"numba", "matplotlib"}),
+    ("mpiddl.decomposition", {"numba", "scipy", "sklearn", "matplotlib"}),
+    ("mpiddl.decomposition.run", {"numba", "scipy", "sklearn", "matplotlib"}),
 ])  # fmt: skip
 def test_decompositions_load_no_compiler_at_import(command, module, barred):
     ended = command(sys.executable, "-c", f"import {module}; {TELL}")
@@ -108,6 +120,18 @@ def test_a_small_decomposition_loads_no_compiler(command):
     ended = command(sys.executable, "-c", f"{program}; {TELL}")
     assert ended.returncode == 0
     assert "numba" not in ast.literal_eval(ended.stderr)
+
+
+@pytest.mark.parametrize("kind", ["pca", "svd"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_commands_for_a_small_file_load_no_scikit_learn_and_no_compiler(mpirun, tmp_path, size, kind):
+    numpy.save(tmp_path / "x.npy", numpy.random.default_rng(0).random((50, 450)))
+    program = tmp_path / "program.py"
+    program.write_text(DECOMPOSE.format(args=[kind, str(tmp_path / "x.npy"), "-k", "5", "-o", str(tmp_path / "out")]))
+    ended = mpirun(size, sys.executable, program)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("loaded: []") == size, ended.stderr
+    assert (tmp_path / "out" / "summary.json").exists()
 
 
 def test_every_kernel_is_found_by_its_name():

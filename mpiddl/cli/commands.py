@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from mpiddl.cli import collectives, compare, decomposition, delayed, gossip, overlap, server, staleness, testbed, tuning
+from mpiddl.cli import collectives, compare, decomposition, delayed, gossip, overlap, server, staleness, start, testbed, tuning
 from mpiddl.cli.files import json_option
 from mpiddl.cli.flags import in_flags
 from mpiddl.cli.grouped import GroupedCommand, GroupedOption
@@ -196,6 +196,7 @@ bench.add_command(delayed.delayed)
 bench.add_command(gossip.gossip)
 bench.add_command(server.server)
 bench.add_command(staleness.staleness)
+bench.add_command(start.start)
 mpiddl.add_command(testbed.testbed)
 mpiddl.add_command(compare.compare)
 decomposition.add_to(mpiddl)

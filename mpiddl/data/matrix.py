@@ -15,6 +15,7 @@ unpacked, and those that it calls missing (``_FillValue``, ``missing_value``) ar
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import issparse
 
 from ..errors import DataError, UsageError
 from .idx import open_idx
@@ -60,7 +60,7 @@ class Matrix:
     def missing(self) -> np.ndarray:
         """Which columns are not finite in the first row, (d,)."""
         first = self.read(range(min(1, self.n)))
-        return ~np.isfinite(first.toarray() if issparse(first) else first).all(axis=0)
+        return ~np.isfinite(first.toarray() if is_sparse(first) else first).all(axis=0)
 
     def select(self, kept: np.ndarray, factors: np.ndarray | None = None) -> Matrix:
         """The columns where ``kept`` (d,) is True, each times its one of ``factors`` (d,)."""
@@ -70,7 +70,7 @@ class Matrix:
             x = self.read(rows)[:, places]
             if scale is None:
                 return x
-            return x.multiply(scale).tocsr() if issparse(x) else np.multiply(x, scale, out=x)
+            return x.multiply(scale).tocsr() if is_sparse(x) else np.multiply(x, scale, out=x)
 
         places = np.flatnonzero(kept)
         return replace(self, read=read, mapped=False, kept=kept, factors=factors)
@@ -104,6 +104,12 @@ def open_matrix(name: str) -> Matrix:
     if path.removesuffix(".gz").endswith("-ubyte"):
         return _of_rows(open_idx(Path(path)))
     raise UsageError(f"file: got {name!r}, expected {WANTED}")
+
+
+def is_sparse(x: Any) -> bool:
+    """Whether it is a sparse matrix or array of SciPy; SciPy is not loaded for it."""
+    sparse = sys.modules.get("scipy.sparse")
+    return sparse is not None and sparse.issparse(x)
 
 
 def float_of(dtype: np.dtype) -> np.dtype:

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg.blas import dger
 
-from mpiddl.collectives import allreduce
 from mpiddl.decomposition.rows import Rows
 from mpiddl.decomposition.spread import Spread, Whole
+from mpiddl.decomposition.sums import allreduce
 from mpiddl.transport.base import IN_PLACE
 
 LARGEST = 1e120
@@ -102,7 +101,7 @@ class Covariance:
         if self.spread.sum(np.array([0.0 if fine else 1.0])).any():
             raise NotFinite
         if self.center:
-            product = dger(-1.0, shifts, self.spread.own(self.mean), a=product.T, overwrite_a=True).T
+            product -= np.outer(self.spread.own(self.mean), shifts)
         product /= self.total
         return product
 

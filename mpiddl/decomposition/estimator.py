@@ -1,13 +1,7 @@
-"""Base of `PCA` and `TruncatedSVD`: takes the arrays of all ranks to a `Result`, with the conventions of scikit-learn."""
+"""Base of `PCA` and `TruncatedSVD`: a decomposition with the conventions of scikit-learn."""
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -16,48 +10,16 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from mpiddl.clock import now
-from mpiddl.cores import limited_threads
-from mpiddl.decomposition.completion import completed
-from mpiddl.decomposition.covariance import NotFinite
+from mpiddl.decomposition.base import Decomposition
 from mpiddl.decomposition.dense_rows import DenseRows
 from mpiddl.decomposition.file_rows import CHUNK_BYTES, FileRows, mapping
 from mpiddl.decomposition.rows import Rows
-from mpiddl.decomposition.solve import SOLVERS, Moment, Result, solve
 from mpiddl.decomposition.sparse_rows import SparseRows
-from mpiddl.decomposition.stream import merged
-from mpiddl.decomposition.variance_reduced import Settings
-from mpiddl.errors import ConvergenceError, DataError, UsageError
-from mpiddl.memory import keep_freed
-from mpiddl.transport.agree import agreed, check_equal
-from mpiddl.transport.mpi import connected
 from mpiddl.transport.uncaught import public
 
-GRAM_MOST = 2048
-"""Columns (or rows) up to which a wanted share of variance is answered from the whole spectrum."""
 
-
-class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC):
+class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, Decomposition):
     """A decomposition as a scikit-learn estimator. `clone` keeps ``comm``, `pickle` leaves it out."""
-
-    _center = True
-
-    def __init__(self, n_components: Any, solver: str, tol: float, random_state: Any, comm: Any, threads: int,
-                 vr_fraction: float, batch_size: int | None, step_size: float, sync_every: int | None, sync_delay: int,
-                 snapshot_fraction: float, max_passes: Any):
-        self.n_components = n_components
-        self.solver = solver
-        self.tol = tol
-        self.random_state = random_state
-        self.comm = comm
-        self.threads = threads
-        self.vr_fraction = vr_fraction
-        self.batch_size = batch_size
-        self.step_size = step_size
-        self.sync_every = sync_every
-        self.sync_delay = sync_delay
-        self.snapshot_fraction = snapshot_fraction
-        self.max_passes = max_passes
 
     @public
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -79,7 +41,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         ConvergenceError
             On every rank, if ``tol`` was not reached. The estimator then holds the best result so far.
         """
-        self._fit(X, sample_weight, None)
+        self._fit(X, sample_weight)
         return self
 
     @public
@@ -89,41 +51,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         Parameters and errors are those of `fit`. The rows must be dense, ``n_components`` must be a whole number or None, and
         the first batch must have that many rows. `fit` starts again.
         """
-        self._fit(X, sample_weight, None, after=getattr(self, "_stream", None), stream=True)
+        self._fit(X, sample_weight, after=getattr(self, "_stream", None), stream=True)
         return self
-
-    def _fit(self, X: Any, sample_weight: Any, tell: Callable[[Moment], None] | None, after: Result | None = None,
-             stream: bool = False) -> None:
-        keep_freed()
-        with connected(self.comm, os.environ) as link:
-            began, sent, held_up = now(), link.meter.bytes, link.meter.seconds
-            with _alike(link):
-                self._check_settings()
-                rows = self._own_rows(X, sample_weight, link.size, after is None)
-                seed = self._seed(link.rank)
-                if stream and rows.sparse:
-                    raise UsageError("X: got a sparse batch, expected a dense batch for partial_fit")
-            check_equal(link, "X", {"columns": rows.d, "dtype": str(rows.dtype), "sample_weight": sample_weight is not None,
-                                    "feature names": self._names()})
-            check_equal(link, type(self).__name__, {"": type(self).__name__, **self._settings_of_all()})
-            seed = link.bcast(seed)
-            with limited_threads(link, self.threads, os.environ) as (threads, _):
-                rows.threads = threads
-                try:
-                    result = self._merge(link, rows, seed, after) if stream else self._solve(link, rows, seed, tell)
-                except NotFinite:
-                    with _alike(link):
-                        _find_bad(rows, self._place)
-                    raise DataError("Input X contains values too large to be squared: their variance is infinite") from None
-                except ConvergenceError as error:
-                    assert isinstance(error.best, Result)
-                    self._take(self._part(error.best) if stream else error.best, rows.dtype)
-                    raise
-                finally:
-                    self.seconds_, self.n_bytes_ = now() - began, link.meter.bytes - sent
-                    self.communication_seconds_ = max(link.meter.seconds - held_up, 0.0)
-        self._stream = result if stream else None
-        self._take(self._part(result) if stream else result, rows.dtype)
 
     def transform(self, X: Any) -> np.ndarray:
         """Scores of rows, shape (n, n_components_), in the dtype of ``X``. Local."""
@@ -161,26 +90,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _n_features_out(self) -> int:
         return self.n_components_
 
-    def _check_settings(self) -> None:
-        if self.solver not in SOLVERS:
-            raise UsageError(f"solver: got {self.solver!r}, expected one of {', '.join(SOLVERS)}")
-        if not _is_number(self.tol) or not 0 <= self.tol < 1:
-            raise UsageError(f"tol: got {self.tol!r}, expected a number from 0 to below 1")
-        if not _is_number(self.max_passes) or not self.max_passes > 0:
-            raise UsageError(f"max_passes: got {self.max_passes!r}, expected a number above 0")
-        if isinstance(self.threads, bool) or not isinstance(self.threads, Integral) or self.threads < 0:
-            raise UsageError(f"threads: got {self.threads!r}, expected a whole number, 0 or more")
-        self._settings().check()
-
-    def _settings(self) -> Settings:
-        return Settings(self.vr_fraction, self.batch_size, self.step_size, self.sync_every, self.sync_delay,
-                        self.snapshot_fraction)
-
     def _own_rows(self, X: Any, sample_weight: Any, ranks: int, reset: bool = True) -> Rows:
         """This rank's rows, C-contiguous, not looked at one by one."""
-        if isinstance(X, FileRows):
-            self.n_features_in_ = X.d
-            return X
         least = {"ensure_min_samples": 1 if ranks == 1 else 0}
         # Memory maps are left where they are: nothing is looked at, only the first pass tells what is not finite.
         options: dict[str, Any] = {"accept_sparse": "csr", "order": "C", "ensure_all_finite": False, **least}
@@ -206,113 +117,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             raise ValueError("sample_weight: got negative weights, expected 0 or more")
         return weights
 
-    def _settings_of_all(self) -> dict[str, Any]:
-        """Parameters that have to be the same on every rank."""
-        own = ("comm", "random_state", "threads")
-        return {name: getattr(self, name) for name in _parameters(type(self)) if name not in own}
-
-    @staticmethod
-    def _place(row: int, column: int) -> str:
-        """What an entry of this rank's rows is called."""
-        return f"row {row}, column {column}"
-
-    def _names(self) -> list[str] | None:
-        names = getattr(self, "feature_names_in_", None)
-        return None if names is None else list(names)
-
-    def _seed(self, rank: int) -> int | None:
-        """Of all random numbers, on rank 0."""
-        random = check_random_state(self.random_state)
-        return random.randint(2**31 - 1) if rank == 0 else None
-
-    def _solve(self, link: Any, rows: Rows, seed: int, tell: Callable[[Moment], None] | None) -> Result:
-        """As many components as are wanted."""
-        n, total = _count(link, rows)
-        least = min(n, rows.d)
-        wanted = self._wanted(counted(n, total), rows.d)
-        self._check_total(total)
-        settings: dict[str, Any] = {
-            "solver": self.solver, "tol": self.tol, "center": self._center, "seed": seed, "vr": self._settings(),
-            "most_passes": self.max_passes, "tell": tell,
-        }  # fmt: skip
-        if isinstance(wanted, int):
-            try:
-                return completed(solve(link, rows, min(wanted, least), **settings), wanted)
-            except ConvergenceError as error:
-                raise ConvergenceError(str(error), completed(error.best, wanted)) from None
-        k = least if least <= GRAM_MOST or self.solver == "gram" else 16
-        while True:
-            result = solve(link, rows, k, **settings)
-            total = result.variances.sum()
-            enough = int(np.searchsorted(np.cumsum(result.values), wanted * total, side="right")) + 1
-            if enough <= k or k == least:
-                return result.first(min(enough, k))
-            k = min(2 * k, least)
-
-    def _merge(self, link: Any, rows: Rows, seed: int, after: Result | None) -> Result:
-        """All batches so far."""
-        if isinstance(rows, FileRows):
-            rows = rows.take(np.arange(rows.n))
-        assert isinstance(rows, DenseRows)
-        n, total = _count(link, rows)
-        all_n, all_total = (n + after.n, total + after.total) if after else (n, total)
-        k = self._wanted(counted(all_n, all_total), rows.d)
-        self._check_total(all_total)
-        if not isinstance(k, int) or (after is None and k > n and self.n_components is not None):
-            raise UsageError(f"n_components: got {self.n_components!r}, expected a whole number for partial_fit, at "
-                             "most the number of rows in the first batch")
-        return merged(link, rows, after, k, self._center, solver=self.solver, tol=self.tol, seed=seed, vr=self._settings(),
-                      most_passes=self.max_passes)
-
-    def _check_total(self, total: float) -> None:
-        """Refuse weights that nothing can be said of."""
-
-    def _part(self, result: Result) -> Result:
-        """As many components as are wanted of all batches."""
-        wanted = int(self._wanted(counted(result.n, result.total), self.n_features_in_))
-        return completed(result.first(wanted), wanted)
-
-    @abstractmethod
-    def _wanted(self, n: int, d: int) -> int | float:
-        """Components wanted of ``n`` rows (`counted`) of ``d`` columns, or the share of variance."""
-
-    @abstractmethod
-    def _take(self, result: Result, dtype: np.dtype) -> None:
-        """scikit-learn's attributes from a result."""
-
-    def _remember(self, result: Result, dtype: np.dtype) -> None:
-        """The attributes that both estimators have."""
-        self.components_ = result.components.astype(dtype)
-        self.singular_values_ = np.sqrt(result.values * result.total).astype(dtype)
-        self.n_components_, self.n_samples_ = len(result.values), result.n
-        self.solver_, self.why_ = result.choice
-        self.n_passes_, self.n_rounds_ = result.effort.passes, result.effort.rounds
-        self.history_ = result.history
-
-
-def counted(n: int, total: float) -> int:
-    """How many rows ``n`` rows of weight ``total`` stand for: a row of weight 3 for three, one of weight 0.5 for itself.
-
-    Examples
-    --------
-    >>> counted(9, 27.0), counted(9, 4.5)
-    (27, 9)
-    """
-    return max(n, int(total * (1 + 1e-9)))
-
-
-def variances_in(dtype: np.dtype, values: np.ndarray) -> np.ndarray:
-    """In ``dtype`` if it holds them, else in float64: it squares what the rows are."""
-    return values.astype(dtype) if values.max(initial=0.0) <= np.finfo(dtype).max else values
-
-
-def fit_telling(model: Estimator, X: Any, tell: Callable[[Moment], None] | None, place: Callable[[int, int], str]) -> None:
-    """`Estimator.fit` with somebody who is told of every pass, and who knows what a row and a column are called."""
-    model._place = place  # type: ignore[method-assign, assignment]
-    try:
-        model._fit(X, None, tell)
-    finally:
-        del model._place
+    def _random(self) -> np.random.RandomState:
+        return check_random_state(self.random_state)
 
 
 def _is_plain(X: Any) -> bool:
@@ -320,51 +126,3 @@ def _is_plain(X: Any) -> bool:
     if type(X) is not np.ndarray or X.ndim != 2 or not X.size:
         return False
     return X.dtype in (np.float32, np.float64) and X.flags.c_contiguous
-
-
-@cache
-def _parameters(kind: type[Estimator]) -> tuple[str, ...]:
-    """What its constructor takes; scikit-learn reads the signature each time it is asked."""
-    return tuple(kind._get_param_names())
-
-
-def _count(link: Any, rows: Rows) -> tuple[int, float]:
-    """Rows of all ranks, and their weight."""
-    n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
-    if not total:
-        raise UsageError("X: got only rows with sample_weight zero on all ranks, expected some with a weight above 0")
-    return n, total
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-
-
-@contextmanager
-def _alike(link: Any) -> Iterator[None]:
-    """What scikit-learn's checks raise on one rank is raised on all, and says where it was found; alone, as it is."""
-    if link.size == 1:
-        yield
-        return
-    with agreed(link):
-        try:
-            yield
-        except (UsageError, DataError):
-            raise
-        except (ValueError, TypeError) as error:
-            raise DataError(str(error)) from error
-
-
-def _find_bad(rows: Rows, place: Callable[[int, int], str]) -> None:
-    """Say where the first entry is that is not finite, in words that begin as scikit-learn's."""
-    begin, numbers = 0, rows.numbers
-    for block, _ in rows.blocks(4096):
-        bad = np.argwhere(~np.isfinite(block))
-        if len(bad):
-            row, column = bad[0]
-            what = "NaN" if np.isnan(block[row, column]) else "infinity"
-            number = begin + row if numbers is None else numbers[begin + row]
-            raise ValueError(f"Input X contains {what}: {place(number, column)}")
-        begin += len(block)
-
-

@@ -12,16 +12,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.linalg import eigh
 
-from mpiddl.collectives import allreduce
 from mpiddl.decomposition.covariance import Covariance
 from mpiddl.decomposition.rows import centred_blocks
 from mpiddl.decomposition.spread import of_rank_0
 from mpiddl.decomposition.subspace import Ritz
+from mpiddl.decomposition.sums import allreduce
 from mpiddl.transport.base import IN_PLACE
 
 COLUMNS_AT_ONCE = 4096
+
+SMALL = 512
+"""Rows of a matrix up to which numpy finds all eigenvectors in less time than it takes to import scipy.linalg."""
 
 
 def gram(comm: Any, covariance: Covariance, n: int, k: int, dtype: np.dtype) -> Ritz:
@@ -83,6 +85,11 @@ def _rows(comm: Any, covariance: Covariance, k: int) -> tuple[np.ndarray, np.nda
 def _leading(products: np.ndarray, k: int, lower: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """The ``k`` largest eigenvalues of a symmetric matrix, of which one triangle counts, and their vectors."""
     n = len(products)
+    if n <= SMALL:
+        values, vectors = (part[..., n - k :] for part in np.linalg.eigh(products, UPLO="L" if lower else "U"))
+        return values[::-1].copy(), vectors[:, ::-1].copy()
+    from scipy.linalg import eigh
+
     values, vectors = eigh(products, lower=lower, subset_by_index=[n - k, n - 1] if k < n else None)
     if len(values) < k:  # LAPACK's evr loses some of a cluster
         values, vectors = (part[..., n - k :] for part in eigh(products, lower=lower))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
-from scipy.linalg.lapack import dpotrf, dtrtri
 
 from mpiddl.decomposition.spread import Spread
 
@@ -60,10 +60,11 @@ def _inverse_root(gram: np.ndarray, scaled: bool) -> tuple[np.ndarray, bool]:
     squares = gram.diagonal()
     if squares.size and squares.min() > 0:
         scale = np.ones(len(gram)) if scaled else 1 / np.sqrt(squares)
-        lower, failed = dpotrf(gram * np.outer(scale, scale), lower=True)
-        least = lower.diagonal().min() ** 2
-        if not failed and least > (0.5 if scaled else APART):
-            return scale[:, None] * dtrtri(lower, lower=True)[0].T, least > 1 - 1e-6
+        with suppress(np.linalg.LinAlgError):
+            lower = np.linalg.cholesky(gram * np.outer(scale, scale))
+            least = lower.diagonal().min() ** 2
+            if least > (0.5 if scaled else APART):
+                return scale[:, None] * np.linalg.inv(lower).T, least > 1 - 1e-6
     some = np.flatnonzero(squares > 0)
     scale = np.ones(len(some)) if scaled else 1 / np.sqrt(squares[some])
     values, vectors = np.linalg.eigh(gram[np.ix_(some, some)] * np.outer(scale, scale))

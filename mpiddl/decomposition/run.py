@@ -21,18 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import issparse
 
 from mpiddl import rank_count
 from mpiddl.cores import node
-from mpiddl.data.matrix import Matrix, open_matrix
+from mpiddl.data.matrix import Matrix, is_sparse, open_matrix
 from mpiddl.data.npy import open_npy
-from mpiddl.decomposition.estimator import fit_telling
 from mpiddl.decomposition.file_rows import FileRows
-from mpiddl.decomposition.pca import PCA
 from mpiddl.decomposition.pictures import draw
+from mpiddl.decomposition.principal_components import PrincipalComponents
+from mpiddl.decomposition.singular_vectors import SingularVectors
 from mpiddl.decomposition.solve import Moment
-from mpiddl.decomposition.truncated_svd import TruncatedSVD
 from mpiddl.disk import writing
 from mpiddl.errors import ConvergenceError, DataError, MpiddlError, UsageError
 from mpiddl.footprint import Peak
@@ -97,16 +95,16 @@ def decompose_file(file: str, out: Path, kind: str = "pca", overwrite: bool = Fa
         with agreed(link):
             part = block(matrix.n, link.size, link.rank)
             rows = _own(matrix, part, memory if settings.get("solver") != "vr-plain" else sys.maxsize)
-        model = (PCA if kind == "pca" else TruncatedSVD)(comm=link, **settings)
+        model = (PrincipalComponents if kind == "pca" else SingularVectors)(comm=link, **settings)
         failure: ConvergenceError | None = None
         with Peak() as peak:
             try:
-                fit_telling(model, rows, partial(tell, link.rank) if tell else None, partial(_place, matrix, part))
+                model._fit(rows, tell=partial(tell, link.rank) if tell else None, place=partial(_place, matrix, part))
             except ConvergenceError as error:
                 failure = error
             except MpiddlError:
                 raise
-            except ValueError as error:  # scikit-learn's, of one rank alone
+            except ValueError as error:  # of one rank alone, that numbers are not finite
                 raise DataError(f"{matrix.name}: {error}") from None
         summary = _summary(model, matrix, link, failure, peak.bytes)
         _write(link, model, matrix, part, rows, out, summary)
@@ -132,13 +130,15 @@ def _prepare(out: Path, overwrite: bool) -> None:
 
 def _columns(matrix: Matrix, mask: str | None, column_weights: str | None) -> Matrix:
     """The matrix with the columns that are wanted."""
+    if not matrix.n:
+        raise DataError(f"{matrix.name}: got 0 rows, expected one or more")
     kept = np.ones(matrix.d, bool)
     if mask == "auto":
         kept = ~matrix.missing()
     elif mask is not None:
         given = _of_columns(matrix, mask, "mask")
         kept = (given != 0) & ~np.isnan(given)
-    elif matrix.n and (gaps := matrix.missing()).any():
+    elif (gaps := matrix.missing()).any():
         raise DataError(f"{matrix.name}: {gaps.sum()} of {len(gaps)} columns are NaN or infinite in the first row, "
                         f"beginning with column {gaps.argmax()}; `mask='auto'` leaves these columns out")
     factors = None
@@ -240,7 +240,7 @@ def _write_scores(model: Any, part: range, rows: Any, file: Path) -> None:
     target = np.lib.format.open_memmap(file, "r+")
     begin = part.start
     for some in _chunks(rows):
-        target[begin : begin + some.shape[0]] = model.transform(some)
+        target[begin : begin + some.shape[0]] = model._scores(some)
         begin += some.shape[0]
     target.flush()
 
@@ -250,5 +250,5 @@ def _chunks(rows: Any) -> Iterator[Any]:
     if isinstance(rows, FileRows):
         yield from (x for x, _ in rows.blocks(max(1, CHUNK_BYTES // (8 * rows.d))))
         return
-    chunk = max(1, CHUNK_BYTES // (8 * rows.shape[1])) if not issparse(rows) else 65_536
+    chunk = max(1, CHUNK_BYTES // (8 * rows.shape[1])) if not is_sparse(rows) else 65_536
     yield from (rows[begin : begin + chunk] for begin in range(0, rows.shape[0], chunk))

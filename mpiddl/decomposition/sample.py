@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddl.collectives import allreduce
 from mpiddl.decomposition.covariance import Covariance, Effort, NotFinite
 from mpiddl.decomposition.davidson import Apply, lanczos
 from mpiddl.decomposition.rows import Rows, centred_blocks
 from mpiddl.decomposition.spread import Spread, Whole
+from mpiddl.decomposition.sums import allreduce
 from mpiddl.transport.base import IN_PLACE
 
 CLOSER = 2

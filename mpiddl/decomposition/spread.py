@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpiddl import kernels
-from mpiddl.collectives import allgather, allreduce, reduce_scatter
+from mpiddl.collectives import allgather, reduce_scatter
+from mpiddl.decomposition.sums import allreduce
 from mpiddl.transport.base import IN_PLACE
 
 SLICED_FROM = 1 << 17
