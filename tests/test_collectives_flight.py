@@ -378,7 +378,7 @@ def test_a_failure_inside_is_raised_by_wait_whoever_met_it(link, before):
             request.Wait()
     with pytest.raises(Odd, match="inside"):
         request.Test()
-    with pytest.raises(CommError, match="ended a collective in the middle"):
+    with pytest.raises(CommError, match="ended a collective call early"):
         allreduce(link, IN_PLACE, np.ones(3), algorithm="ring")
     allreduce(link.Dup(), IN_PLACE, np.ones(3), algorithm="ring")
 

@@ -152,7 +152,7 @@ def test_a_second_exception_ends_a_call_and_the_communicator(comm, forced, ring)
         with pytest.raises(Rung):
             ours.Allreduce(x, x.copy())
         for call in (lambda: ours.Allreduce(x, x.copy()), lambda: ours.Bcast(x), lambda: ours.Iallreduce(x, x.copy())):
-            with pytest.raises(CommError, match=r"ended a collective in the middle; .* cannot be used any more"):
+            with pytest.raises(CommError, match=r"ended a collective call early; .* cannot be used any more"):
                 call()
     comm.Barrier()
 
@@ -177,7 +177,7 @@ def test_an_exception_of_a_signal_comes_when_a_plan_is_through(link, ring):
         ring(times=2)
         with pytest.raises(Rung):
             plan()
-        with pytest.raises(CommError, match="ended a collective in the middle"):
+        with pytest.raises(CommError, match="ended a collective call early"):
             plan()
     link.Barrier()
 
@@ -264,5 +264,5 @@ def test_an_exception_between_the_steps_ends_the_communicator(comm, forced, monk
     monkeypatch.setitem(calls.ALLREDUCE, "ring", lambda *args: ((), fails(*args), None))
     with pytest.raises(Rung):
         ours.Allreduce(x, x.copy())
-    with pytest.raises(CommError, match="ended a collective in the middle"):
+    with pytest.raises(CommError, match="ended a collective call early"):
         ours.Bcast(x)
