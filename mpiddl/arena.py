@@ -107,11 +107,12 @@ class Arena:
 
     def _new(self, name: str, size: int) -> None:
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
-            raise ShapeError(f"size: got {size!r}, expected a number of elements")
+            raise ShapeError(f"size: got {size!r}, expected a whole number of elements, 0 or more")
         if name in self._private or name in self._memory:
-            raise UsageError(f"name: got {name!r}, which this arena already has; expected a new name")
+            raise UsageError(f"name: got {name!r}, expected a new name, because this arena already has a buffer {name!r}")
 
     def _find(self, where: dict[str, Any], name: str) -> Any:
         if name not in where:
-            raise UsageError(f"name: got {name!r}, expected one of the shared buffers: {', '.join(where) or 'there are none'}")
+            raise UsageError(f"name: got {name!r}, expected the name of a shared buffer: "
+                             f"{', '.join(where) or 'there are none'}")
         return where[name]

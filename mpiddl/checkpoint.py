@@ -142,7 +142,7 @@ def find(path: Path) -> Path:
         return path
     newest = complete(path / "checkpoints") or complete(path)
     if not newest:
-        raise CheckpointError(f"{path}: no checkpoint here; expected the folder of a run or of a checkpoint (manifest.json)")
+        raise CheckpointError(f"{path}: got no checkpoint, expected a run folder, or a checkpoint folder with manifest.json")
     return newest[-1]
 
 
@@ -151,14 +151,14 @@ def fill_params(params: FlatBuffer, found: Checkpoint) -> None:
     for name, view in params.views.items():
         fill(view, found.model.get(name), name, found.path)
     if more := [name for name in found.model if name not in params.views]:
-        raise CheckpointError(f"{found.path}: {more[0]}: holds {_shown(found.model[more[0]])}, expected the model's parameters "
-                              f"alone: {', '.join(params.views)}")
+        raise CheckpointError(f"{found.path}: got the array {more[0]} ({_shown(found.model[more[0]])}), expected only the "
+                              f"parameters of the model: {', '.join(params.views)}")
 
 
 def fill(target: np.ndarray, source: np.ndarray | None, name: str, path: Path) -> None:
     """Copy one array of a checkpoint, or say what does not fit."""
     if source is None or source.shape != target.shape or source.dtype != target.dtype:
-        raise CheckpointError(f"{path}: {name}: holds {_shown(source)}, expected {_shown(target)}")
+        raise CheckpointError(f"{path}: {name}: got {_shown(source)}, expected {_shown(target)}")
     target[...] = source
 
 
@@ -192,8 +192,8 @@ def pack(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
         if value is None or isinstance(value, (bool, int, float, str)):
             return {"value": value}
         raise CheckpointError(
-            f"strategy state: got {type(value).__name__}, expected dicts with string keys, lists, numbers, strings, arrays "
-            "or Pending"
+            f"strategy state: got a value of type {type(value).__name__}, expected dicts with string keys, lists, numbers, "
+            "strings, arrays or Pending objects"
         )
 
     return walk(state), arrays
@@ -261,7 +261,8 @@ def complete(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}; expected the checkpoints in it") from None
+        raise CheckpointError(f"{folder}: got a folder that cannot be read ({error.strerror}), expected a folder with "
+                              "checkpoints") from None
 
 
 def step_of(path: Path) -> int:
@@ -274,8 +275,8 @@ def _instead(folder: Path) -> str:
     others = complete(folder.parent)
     older = others[: others.index(folder)] if folder in others else []
     if not older:
-        return "there is no checkpoint before it"
-    return f"the checkpoint before it is {older[-1]}: `resume_step={step_of(older[-1])}` goes on from there"
+        return "There is no earlier checkpoint"
+    return f"Continue from the earlier checkpoint {older[-1]} with `resume_step={step_of(older[-1])}`"
 
 
 def _clear(folder: Path) -> None:
@@ -292,13 +293,16 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: damaged ({error}), expected a manifest written by mpiddl; {_instead(folder)}") from None
+        raise CheckpointError(f"{path}: got a damaged file ({error}), expected a checkpoint manifest. "
+                              f"{_instead(folder)}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: not a checkpoint of mpiddl; expected \"format\": \"{FORMAT}\"")
+        raise CheckpointError(f"{path}: got a file that is not a checkpoint manifest of mpiddl, expected the entry \"format\": "
+                              f"\"{FORMAT}\"")
     if manifest.get("version") != VERSION:
-        raise CheckpointError(f"{path}: format version {manifest.get('version')!r}, this mpiddl reads version {VERSION}")
+        raise CheckpointError(f"{path}: got format version {manifest.get('version')!r}, expected {VERSION}, which this mpiddl "
+                              "reads")
     if manifest.get("sha256") != _seal(manifest):
-        raise CheckpointError(f"{path}: damaged (its checksum does not fit); {_instead(folder)}")
+        raise CheckpointError(f"{path}: the file is damaged, because its checksum is wrong. {_instead(folder)}")
     return manifest
 
 
@@ -315,8 +319,10 @@ def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}, expected it as in the manifest; {_instead(folder)}") from None
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}), but the checkpoint needs this file. "
+                              f"{_instead(folder)}") from None
     entry = manifest["files"].get(name)
     if entry is None or hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise CheckpointError(f"{path}: damaged (its checksum is not the one in the manifest); {_instead(folder)}")
+        raise CheckpointError(f"{path}: the file is damaged, because its checksum differs from the manifest. "
+                              f"{_instead(folder)}")
     return {key: array.copy() for key, array in from_bytes(content).items()}  # they come read-only

@@ -53,7 +53,7 @@ class Conditions:
         for name, ranks in (("slow", self._slow), ("drop", self._drop)):
             for rank in ranks:
                 if rank >= size:
-                    raise UsageError(f"{name}: got rank {rank}, expected 0 to {size - 1}")
+                    raise UsageError(f"{name}: got rank {rank}, expected a rank from 0 to {size - 1}")
 
     def factor(self, rank: int, index: int) -> float:
         """How many times as long as usual step ``index`` of ``rank`` takes."""

@@ -44,12 +44,12 @@ def test_alone_there_is_nothing_to_send(command):
 
 
 NONSENSE = [
-    (("--sizes", "12 parsecs"), "sizes: got '12 parsecs', expected a number with B, KiB"),
+    (("--sizes", "12 parsecs"), "sizes: got '12 parsecs', expected a size in B, KiB"),
     (("--sizes", "0"), "sizes: got '0'"),
     (("--sizes", ","), "sizes: got ''"),
     (("--sizes", "90000GiB"), "sizes: got 90000 GiB, expected at most"),
     (("--rate", "fast"), "rate: got 'fast', expected a number with kbit, mbit or gbit"),
-    (("--dtype", "float16"), "got dtype float16, expected integers, floats or complex numbers"),
+    (("--dtype", "float16"), "got dtype float16, expected an integer, float or complex dtype"),
     (("--dtype", "words"), "dtype: got 'words'"),
     (("--seconds", "-1"), "seconds"),
     (("--plot", "/nowhere/at/all.png"), "plot: /nowhere/at/all.png"),

@@ -29,7 +29,7 @@ def test_rows_and_the_share_of_the_bound(mpirun, tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (("--hidden", "wide"), "hidden: got 'wide', expected whole numbers from 1"),
+    (("--hidden", "wide"), "hidden: got 'wide', expected whole numbers of 1 or more"),
     (("--batch-per-rank", "64,0"), "batch_per_rank: got '64,0'"),
     (("--strategy", "asgd"), "strategy: got 'asgd', expected a synchronous strategy"),
     (("--strategy", "late"), "strategy: got 'late', expected one of"),

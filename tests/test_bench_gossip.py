@@ -75,7 +75,7 @@ def test_finished_runs_are_not_run_again(mpirun, tmp_path):
     others = [{**line, "outcome": {**line["outcome"], "wire": 1e9}} for line in lines]
     kept.write_text("".join(json.dumps(line) + "\n" for line in others))
     done = mpirun(2, *SMALL, *flags, "--turns", 1)
-    assert done.returncode == 2 and done.stderr.count("got runs over links of 1000 Mbit/s") == 1, done.stderr
+    assert done.returncode == 2 and done.stderr.count("got a file of runs over links of 1000 Mbit/s") == 1, done.stderr
 
 
 @pytest.mark.limit(900)
@@ -101,7 +101,7 @@ def test_links_carry_what_is_counted(namespaces, tmp_path):
     (("--strategy", "gossip@-1"), "strategy: got 'gossip@-1', expected NAME@RATE"),
     (("--strategy", "gossip@nan"), "strategy: got 'gossip@nan', expected NAME@RATE"),
     (("--strategy", "gosip@0.1"), "strategy: got 'gosip', expected one of"),
-    (("--strategy", "gossip@0.1", "--strategy", "gossip@0.1"), "expected one or more different values"),
+    (("--strategy", "gossip@0.1", "--strategy", "gossip@0.1"), "expected one or more values, each only once"),
     (("--targets", "0.5,2"), "targets: got '0.5,2', expected numbers between 0 and 1"),
     (("--results", "/nowhere/at/all.jsonl"), "results: /nowhere/at/all.jsonl"),
     ((), "bench gossip: got 1 rank, expected 2 or more"),
@@ -113,7 +113,7 @@ def test_nonsense_is_told(command, flags, said):
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (("--data", "no-such-data"), "got 'no-such-data', expected the built-in 'digits'"),
+    (("--data", "no-such-data"), "got 'no-such-data', expected the built-in data set 'digits'"),
     (("--batch", "100000"), "batch: got 100000, expected at most"),
     (("--strategy", "gossip:pace=own@0.1"), "strategy: got 'gossip:pace=own', expected a synchronous strategy"),
     (("--strategy", "asgd@0.1"), "strategy: got 'asgd', expected a synchronous strategy"),

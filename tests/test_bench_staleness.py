@@ -204,7 +204,7 @@ def test_what_a_process_does_comes_back():
 
 
 def test_a_process_that_ends_is_told():
-    with Pool(os._exit, 2) as pool, pytest.raises(MpiddlError, match="3: its process ended with exit code 3"):
+    with Pool(os._exit, 2) as pool, pytest.raises(MpiddlError, match="3: the process of this run ended with exit code 3"):
         list(pool.results([3]))
 
 
@@ -213,7 +213,7 @@ def test_a_process_that_ends_is_told():
     ({"rules": ("asgd", "asgd")}, "rules: got asgd,asgd"),
     ({"rules": ("asdg",)}, "did you mean 'asgd'"),
     ({"rules": ("local-sgd",)}, "expected parameter servers"),
-    ({"rules": ("asgd:communication=one-sided",)}, "expected two-sided"),
+    ({"rules": ("asgd:communication=one-sided",)}, "expected communication=two-sided"),
     ({"rules": ("asgd:servers=9999999",)}, "expected at most 64 servers"),
     ({"workers": (1, 8)}, "workers: got 1, expected 2"),
     ({"patterns": ("slow",)}, "patterns: got 'slow'"),
@@ -232,7 +232,7 @@ def test_nonsense_is_refused(change, said):
     (("--jobs", "-1"), "jobs: got -1"),
     (("--results", "/nowhere/at/all.jsonl"), "results: /nowhere/at/all.jsonl"),
     (("--plot", "picture"), "plot: got 'picture'"),
-    (("--data", "nosuch"), "got 'nosuch', expected the built-in 'digits'"),
+    (("--data", "nosuch"), "got 'nosuch', expected the built-in data set 'digits'"),
     (("--data", "digits", "--workers", "64"), "batch: got 2048, expected at most"),
     (("--rules", "asgd:lag=3"), "strategy asgd: got 'lag=3'"),
 ])  # fmt: skip

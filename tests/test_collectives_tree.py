@@ -179,7 +179,7 @@ def test_mistakes_of_plans(link):
     with pytest.raises(ValueError, match="read-only"):
         plan.result[0] = 1
     plan.Free()
-    with pytest.raises(CommError, match="got a freed object"):
+    with pytest.raises(CommError, match=r"got an object after Free\(\)"):
         plan()
     for size, dtype, message in ((-1, "f", "size: got -1"), (5, "words", "dtype: got 'words'")):
         with pytest.raises(UsageError, match=message):

@@ -172,13 +172,13 @@ def test_why_a_run_has_failed_is_told(code, text, said):
     ({"strategies": [3]}, {}, "strategies: got 3"),
     ({"strategies": ["local-sgd:perod=8"]}, {}, "got 'perod=8'"),
     ({"strategies": ["local-sgd", "local-sgd:period=8"]}, {}, "which are the same"),
-    ({"strategies": ["asgd", {"strategy": "dana", "label": "asgd"}]}, {}, "two with the label 'asgd'"),
+    ({"strategies": ["asgd", {"strategy": "dana", "label": "asgd"}]}, {}, "two strategies with the label 'asgd'"),
     ({"strategies": [{"strategy": "asgd", "rat": 1}]}, {}, "did you mean 'rate'"),
     ({"strategies": [{"strategy": "asgd", "rate": "high"}]}, {}, "rate: got 'high'"),
     ({"strategies": [{"strategy": "asgd", "label": ""}]}, {}, "label: got ''"),
     ({"strategies": [{"rate": 1.0}]}, {}, "expected a name or a table"),
     ({"workers": []}, {}, "workers: got []"),
-    ({"workers": [4, 4]}, {}, "expected each once"),
+    ({"workers": [4, 4]}, {}, "expected each value only once"),
     ({"workers": 0}, {}, "workers: got 0"),
     ({"workers": [True]}, {}, "workers: got [True]"),
     ({"workers": 10**9}, {}, "workers: got 1000000000, expected at most"),
@@ -193,8 +193,8 @@ def test_why_a_run_has_failed_is_told(code, text, said):
     ({"baseline": "ring"}, {}, "baseline: got 'ring', expected one of two-step, local-sgd"),
     ({"sede": 3}, {}, "unknown key of [compare] 'sede'; did you mean 'seeds'"),
     ({}, {"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
-    ({}, {"seed": 3}, "seed: got it in [train], expected seeds"),
-    ({}, {"strategy": "asgd"}, "strategy: got it in [train], expected strategies"),
+    ({}, {"seed": 3}, "seed: got a value in [train], expected seeds"),
+    ({}, {"strategy": "asgd"}, "strategy: got a value in [train], expected strategies"),
     ({}, {"rate": "high"}, "rate: got 'high'"),
 ])  # fmt: skip
 def test_nonsense_is_refused(asked, train, said):
@@ -206,10 +206,10 @@ def test_nonsense_is_refused(asked, train, said):
 @pytest.mark.parametrize(("text", "flags", "said"), [
     (None, (), "No such file"),
     ("[compare", (), "not TOML"),
-    ("", (), "there is no [compare] table"),
+    ("", (), "got no [compare] table"),
     ("compare = 3", (), "compare: got 3, expected a table"),
     ("[compair]", (), "unknown table 'compair'; did you mean 'compare'"),
-    ("[train]\nepochs = 1", (), "there is no [compare] table"),
+    ("[train]\nepochs = 1", (), "got no [compare] table"),
     ("\ufeff\x00", (), "not TOML"),
     ("a = " + "[" * 100_000, (), "not TOML"),
     ('[compare]\nstrategies = ["alone"]', ("--simulate",), "alone on 4 workers: strategy: got 'alone' on 4 ranks"),
@@ -225,8 +225,8 @@ def test_nonsense_is_refused(asked, train, said):
     ('[compare]\nstrategies = ["ring"]', ("--simulate", "--part", "3/2"), "part: got '3/2'"),
     ('[compare]\nstrategies = ["ring"]', ("--simulate", "--jobs", "-1"), "jobs: got -1"),
     ('[compare]\nstrategies = ["ring"]', ("--jobs", "2"), "jobs: got 2"),
-    ('[compare]\nstrategies = ["ring"]', ("--simulate", "--show"), "there are no runs to show"),
-    ('[compare]\nstrategies = ["ring"]', ("--simulate", "--out", "/proc/nowhere"), "out: /proc/nowhere"),
+    ('[compare]\nstrategies = ["ring"]', ("--simulate", "--show"), "which contains no runs to show"),
+    ('[compare]\nstrategies = ["ring"]', ("--simulate", "--out", "/proc/nowhere"), "out: got /proc/nowhere"),
     ('[compare]\nstrategies = ["ring"]', ("--launch", "'"), "launch: got"),
     ('[compare]\nstrategies = ["ring"]', ("--launch", "nosuch --mpi=pmix"), "launch: got 'nosuch --mpi=pmix'"),
 ])  # fmt: skip
@@ -353,7 +353,7 @@ def test_two_at_once_in_a_folder_are_refused(tmp_path):
     first, second, part = (Store(tmp_path, part, print) for part in ((1, 1), (1, 1), (1, 2)))
     first.take()
     part.take()
-    with pytest.raises(UsageError, match="another comparison is running there"):
+    with pytest.raises(UsageError, match="another comparison is running in "):
         second.take()
     first.close()
     second.take()

@@ -90,9 +90,9 @@ def study(tmp_path):
 
 
 @pytest.mark.parametrize(("asked", "workers", "said"), [
-    ({}, (4, 4), "workers: got [4, 4], expected each once"),  # as --simulate 4,4
+    ({}, (4, 4), "workers: got [4, 4], expected each value only once"),  # as --simulate 4,4
     ({"strategies": ["asgd", {"strategy": "asgd", "optimiser": "nesterov"}]}, (), "which are the same"),  # it is [train]'s
-    ({"strategies": [{"strategy": "asgd", "rate": k / 1000} for k in range(1, 102)]}, (), "got 101, expected at most"),
+    ({"strategies": [{"strategy": "asgd", "rate": k / 1000} for k in range(1, 102)]}, (), "got 101 strategies, expected"),
 ])  # fmt: skip
 def test_what_comes_twice_or_without_end_is_refused(asked, workers, said):
     with pytest.raises(UsageError) as refused:

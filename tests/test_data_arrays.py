@@ -96,17 +96,17 @@ class Gradient:
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (np.ones((3, 2)), [0, 1], "y: got 2 rows, expected 3 as x has"),
-        (np.ones((0, 2)), np.zeros(0, int), r"x: got shape \(0, 2\), expected one row"),
+        (np.ones((3, 2)), [0, 1], "y: got 2 labels, expected 3, one label for each row of x"),
+        (np.ones((0, 2)), np.zeros(0, int), r"x: got shape \(0, 2\), expected at least one row"),
         (np.ones((3, 0)), [0, 1, 2], r"x: got shape \(3, 0\), expected \(rows, features\)"),
         (np.ones(3), [0, 1, 2], r"x: got shape \(3,\), expected \(rows, features\)"),
-        (np.ones((3, 2)), 1, "y: got int, expected an array with one entry a row"),
+        (np.ones((3, 2)), 1, "y: got int, expected an array with one entry for each row"),
         (np.ones((3, 2)), np.zeros((3, 4), int), r"y: got shape \(3, 4\), expected .*argmax"),
-        (np.ones((3, 2)), np.zeros((3, 4, 5)), r"y: got shape \(3, 4, 5\), expected \(rows,\) or \(rows, k\)"),
-        (np.ones((3, 2)), np.array([None, 1, 2]), "y: got object as labels"),
-        (np.array([["a"], ["b"]]), [0, 1], "x: got <U1 as features"),
-        (np.ones((2, 2), complex), [0, 1], "x: got complex128"),
-        (np.array([[1], [None]]), [0, 1], "x: got object"),
+        (np.ones((3, 2)), np.zeros((3, 4, 5)), r"y: got shape \(3, 4, 5\), expected shape \(rows,\) or \(rows, k\)"),
+        (np.ones((3, 2)), np.array([None, 1, 2]), "y: got labels of dtype object"),
+        (np.array([["a"], ["b"]]), [0, 1], "x: got features of dtype <U1"),
+        (np.ones((2, 2), complex), [0, 1], "x: got features of dtype complex128"),
+        (np.array([[1], [None]]), [0, 1], "x: got features of dtype object"),
         ([[1, 2], [3]], [0, 1], "x: got list, expected an array"),
         (sparse.csr_matrix(np.eye(2)), [0, 1], r"x: got a sparse matrix \(csr_matrix\), expected .*: x\.toarray\(\)"),
         (sparse.coo_array(np.eye(2)), [0, 1], "^x: got a sparse matrix .coo_array."),
@@ -128,7 +128,7 @@ def test_a_label_far_above_the_others_is_no_class():
     y = np.arange(500) % 10
     y[321] = 200
     with pytest.raises(
-        DataError, match="y, row 321: got label 200 though only 11 different labels occur"
+        DataError, match="y, row 321: got label 200, but only 11 different labels occur"
     ):
         ArraySource(np.ones((500, 1)), y)
     assert ArraySource(np.ones((500, 1)), y, classes=201).classes == 201
@@ -153,9 +153,9 @@ def test_options_that_cannot_be_taken_are_refused():
         ArraySource(x, y, task="guess")
     with pytest.raises(UsageError, match="classes: got 0, expected 1 or more"):
         ArraySource(x, y, classes=0)
-    with pytest.raises(UsageError, match="x_test, y_test: got one of them"):
+    with pytest.raises(UsageError, match="x_test and y_test: got only one of these arrays"):
         arrays_data(x, y, x)
-    with pytest.raises(UsageError, match="test_fraction: got 1, expected 0 to below 1"):
+    with pytest.raises(UsageError, match="test_fraction: got 1, expected a number of at least 0 and less than 1"):
         arrays_data(x, y, test_fraction=1)
 
 

@@ -121,7 +121,7 @@ def damage(content, at, new):
         (
             "train-labels-idx1-ubyte",
             lambda b: idx(np.zeros(49)),
-            "labels-idx1-ubyte.*: got 49 rows, expected 50 as .*images",
+            "labels-idx1-ubyte.*: got 49 labels, expected 50, one label for each row of .*images",
         ),
         ("train-labels-idx1-ubyte", lambda b: damage(b, 20, b"\xff"), "row 12: got label 255"),
         (
@@ -151,7 +151,7 @@ def test_damaged_idx_files_are_refused(tmp_path, name, change, message, end):
 @pytest.mark.parametrize(
     ("end", "change", "message"),
     [
-        ("", lambda b: b[:-1], r"got 615 bytes, expected 616 for the shape \(50, 4, 3\)"),
+        ("", lambda b: b[:-1], r"got 615 bytes, expected 616 bytes for the shape \(50, 4, 3\)"),
         ("", lambda b: b + b"\0", "got 617 bytes, expected 616"),
         (
             ".gz",
@@ -198,7 +198,7 @@ def test_a_flipped_bit_in_a_gzip_file_is_noticed(tmp_path):
 def test_a_missing_companion_is_named(tmp_path):
     write_idx(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").unlink()
-    with pytest.raises(DataError, match=r"expected train-labels-idx1-ubyte\[.gz\] beside"):
+    with pytest.raises(DataError, match=r"the file train-labels-idx1-ubyte\[.gz\] is missing"):
         open_data(tmp_path)
 
 

@@ -67,7 +67,7 @@ def test_a_folder_without_known_files_lists_what_came_and_what_was_wanted(folder
 
 
 def test_one_file_of_a_set_is_sent_back_to_its_folder(folder):
-    with pytest.raises(UsageError, match=f"x.npy, one file of a set, expected its folder {folder}/set"):
+    with pytest.raises(UsageError, match=f"one file of a data set, expected the folder of the data set: {folder}/set"):
         open_data(folder / "set" / "x.npy")
 
 

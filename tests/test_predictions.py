@@ -112,11 +112,11 @@ def test_strings_where_class_numbers_were_trained(tmp_path):
 
 BAD = {
     "a test label that training has not": ((X, Y), (X[:2], ["fig", "plum"]), {}, "y_test, row 1: got label 'plum'"),
-    "numbers to test on": ((X, Y), (X[:2], [0, 1]), {}, "y_test: got int64 as labels"),
+    "numbers to test on": ((X, Y), (X[:2], [0, 1]), {}, "y_test: got labels of dtype int64"),
     "strings to test on": ((X, np.arange(240) % 3), (X[:2], ["fig", "pear"]), {}, "y_test: got strings, expected class"),
     "a missing label": ((X, np.where(np.arange(240) == 5, None, Y.astype(object))), None, {}, "y, row 5: got label None"),
     "numbers written as strings": ((X, np.arange(240.0).astype(str)), None, {}, r"240 different strings .*y\.astype\(float\)"),
-    "a regression": ((X, Y), None, {"loss": "squared-error"}, "y: got strings, expected numbers as targets"),
+    "a regression": ((X, Y), None, {"loss": "squared-error"}, "y: got strings, expected numbers, because the task"),
     "one-hot rows": ((X, np.stack([Y, Y], 1)), None, {}, "class numbers of shape"),
 }
 
@@ -207,7 +207,7 @@ def test_strings_on_the_ranks_of_mpi(comm):
 
 
 def test_numbers_with_gaps_are_refused_with_the_remedy():
-    with pytest.raises(DataError, match=r"row 2: got label 9 .*; other labels may be given as strings, y\.astype\(str\)"):
+    with pytest.raises(DataError, match=r"row 2: got label 9, .*\. Convert other labels to strings with y\.astype\(str\)"):
         mpiddl.train("mlp", (X, np.resize([3, 7, 9], 240)), **QUICK)
     result = mpiddl.train("mlp", (X, np.resize([3, 7, 9], 240).astype(str)), **QUICK)
     assert result.predict(X[:3]).tolist() == ["3", "7", "9"]

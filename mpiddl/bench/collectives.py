@@ -76,7 +76,7 @@ def check_memory(comm: Any, size: int) -> None:
     if COPIES * size * local > min(comm.allgather(free)):
         raise UsageError(
             f"sizes: got {size_text(size)}, expected at most {size_text(free // (COPIES * local))}: "
-            f"{local} ranks on a node with {free / 1e9:.1f} GB of free memory, {COPIES} arrays each"
+            f"{local} ranks on this node need {COPIES} arrays each, and {free / 1e9:.1f} GB of memory are free"
         )
 
 
@@ -181,7 +181,7 @@ def _ours(comm: Any, call: Callable[[], Any]) -> Contender:
 def _check(comm: Any, name: str, found: np.ndarray, wanted: np.ndarray) -> None:
     """Sums of small integers have no rounding: nothing but equality will do."""
     if not all(comm.allgather(bool(np.array_equal(found, wanted)))):
-        raise MpiddlError(f"bench: {name} has a different result from the MPI library; nothing was measured")
+        raise MpiddlError(f"bench: the results of {name} and of the MPI library differ, so nothing was measured")
 
 
 def _rows(case: str, contenders: dict[str, Contender], size: int, given: float | None,

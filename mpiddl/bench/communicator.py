@@ -161,7 +161,7 @@ def _forced(link: Any, arrays: _Arrays, all_of_them: bool = True) -> Calls:
     wanted = arrays.given_by(made[LIBRARY])
     for name, call in made.items():
         if not all(link.allgather(bool(np.array_equal(arrays.given_by(call), wanted)))):
-            raise MpiddlError(f"bench: {arrays.name} by {name} has a wrong result; nothing was measured")
+            raise MpiddlError(f"bench: the result of {arrays.name} with algorithm {name} is wrong, so nothing was measured")
     return made
 
 

@@ -55,7 +55,8 @@ class Study:
         for name in ("strategies", "targets"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
-                raise UsageError(f"{name}: got {','.join(map(str, values)) or 'none'}, expected one or more different values")
+                raise UsageError(f"{name}: got {','.join(map(str, values)) or 'none'}, expected one or more values, each only "
+                                 "once")
         self.contenders()
 
     def contenders(self) -> list[Contender]:
@@ -129,8 +130,8 @@ def _outcome(runner: Runner, contender: Contender, seed: int, journal: Journal |
                 journal.add(settings, outcome)
     factor = max(outcome["wire"], rhythm.wire) / max(min(outcome["wire"], rhythm.wire), 1.0)
     if factor > SAME_LINKS:
-        raise UsageError(f"results: got runs over links of {outcome['wire'] / 1e6:.0f} Mbit/s, these carry "
-                         f"{rhythm.wire / 1e6:.0f}; expected another file for these runs")
+        raise UsageError(f"results: got a file of runs over links of {outcome['wire'] / 1e6:.0f} Mbit/s, expected "
+                         f"another file, because the links now carry {rhythm.wire / 1e6:.0f} Mbit/s")
     return outcome
 
 

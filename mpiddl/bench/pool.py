@@ -86,8 +86,8 @@ class Pool(Generic[Task]):
         except (EOFError, OSError):
             self._processes[pipe].join(1)
             code = self._processes[pipe].exitcode
-            hint = " (out of memory? fewer --jobs take less)" if code == -signal.SIGKILL else ""
-            raise MpiddlError(f"{task}: its process ended with exit code {code}{hint}") from None
+            hint = " (out of memory? A smaller number of --jobs needs less)" if code == -signal.SIGKILL else ""
+            raise MpiddlError(f"{task}: the process of this run ended with exit code {code}{hint}") from None
         if trouble:
             raise MpiddlError(f"{task}: {trouble}")
         return answer

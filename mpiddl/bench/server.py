@@ -65,7 +65,7 @@ def run(env: Any, seconds: float, rate: str | None = None) -> list[dict[str, Any
     with failing_together(link):
         why = trouble(link)
         if why:
-            raise CommError(f"bench server: {why}; expected ranks that can use one-sided communication")
+            raise CommError(f"bench server: {why}. This benchmark needs ranks that can use one-sided communication")
         optimiser, near = SGD(momentum=MOMENTUM), neighbours(link).topology
 
         def apply(params: np.ndarray, grad: np.ndarray, moments: dict[str, np.ndarray], rate: float, *rest: float) -> None:

@@ -50,19 +50,20 @@ class Study:
         for name in ("rules", "workers", "patterns", "grid", "hidden"):
             values = getattr(self, name)
             if not values or (name != "hidden" and len(set(values)) < len(values)):
-                raise UsageError(f"{name}: got {','.join(map(str, values)) or 'none'}, expected one or more different values")
+                raise UsageError(f"{name}: got {','.join(map(str, values)) or 'none'}, expected one or more values, each only "
+                                 "once")
         for rule in self.rules:
             read_rule(rule)
         for pattern in self.patterns:
             if pattern not in PATTERNS:
-                raise UsageError(f"patterns: got {pattern!r}, expected some of {', '.join(PATTERNS)}")
+                raise UsageError(f"patterns: got {pattern!r}, expected one or more of {', '.join(PATTERNS)}")
         for name, values, least in (("workers", self.workers, 2), ("tune_workers", [self.tune_workers], 2),
                                     ("hidden", self.hidden, 1), ("seeds", [self.seeds], 1), ("epochs", [self.epochs], 1),
                                     ("batch", [self.batch], 1)):  # fmt: skip
             if min(values) < least:
                 raise UsageError(f"{name}: got {min(values)}, expected {least} or more")
         if not all(0 < rate < float("inf") for rate in self.grid):
-            raise UsageError(f"grid: got {','.join(f'{rate:g}' for rate in self.grid)}, expected rates above 0")
+            raise UsageError(f"grid: got {','.join(f'{rate:g}' for rate in self.grid)}, expected numbers above 0")
 
     def tuning(self) -> list[Run]:
         """The runs that rates are chosen by."""

@@ -130,7 +130,8 @@ def draw(path: Path, data: str, rows: Rows) -> None:
 
     against = [row for row in rows if row["baseline"] == SEQUENTIAL]
     if not against:
-        raise UsageError("plot: there is no finished run of the sequential reference, expected one to compare with")
+        raise UsageError("plot: got no finished run of the sequential reference, expected at least one: run without --show "
+                         "first")
     patterns = list(dict.fromkeys(row["pattern"] for row in against))
     figure = Figure(figsize=(1 + 4.5 * len(patterns), 4.5), layout="constrained")
     grid = figure.subplots(1, len(patterns), sharey=True, squeeze=False)[0]
@@ -151,4 +152,4 @@ def draw(path: Path, data: str, rows: Rows) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"plot: {path}: {error}; expected a file name such as staleness.png") from None
+        raise UsageError(f"plot: {path} cannot be written ({error}), expected a file name such as staleness.png") from None

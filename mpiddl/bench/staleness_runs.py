@@ -120,7 +120,7 @@ def read_rule(text: str) -> ParameterServer:
     if not isinstance(rule, ParameterServer):
         raise UsageError(f"rules: got {text!r}, expected parameter servers such as asgd or ddc-asgd")
     if rule.communication == ONE_SIDED:
-        raise UsageError(f"rules: got {text!r}, expected two-sided communication, because time is simulated")
+        raise UsageError(f"rules: got {text!r}, expected communication=two-sided, because time is simulated")
     if rule.servers > SHARDS:
         raise UsageError(f"rules: got {text!r}, expected at most {SHARDS} servers")
     return rule
@@ -150,7 +150,8 @@ def cut(data: Data) -> Parts:
         If there are no classes or no test rows.
     """
     if not data.classes or data.test is None:
-        raise UsageError(f"data: got {data.name} without {'test rows' if data.classes else 'classes'}, expected both")
+        raise UsageError(f"data: got {data.name} without {'test rows' if data.classes else 'classes'}, expected classes and "
+                         "test rows")
     kept, held = hold_out(data.train, VALIDATION)
     if held is None:
         raise UsageError(f"data: got {data.name} with 1 training row, expected 2 or more")

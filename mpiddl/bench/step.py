@@ -153,7 +153,7 @@ def _agree(contenders: dict[str, Step]) -> None:
     losses = {name: [step() for _ in range(STEPS_ALIKE)] for name, step in contenders.items()}
     for name, found in losses.items():
         if not np.allclose(found, losses["numpy"], rtol=ALIKE):
-            raise MpiddlError(f"bench step: {name} has the losses {found}, numpy has {losses['numpy']}; expected the same")
+            raise MpiddlError(f"bench step: got the losses {found} from {name}, expected those from numpy: {losses['numpy']}")
 
 
 def _measure(contenders: dict[str, Step], seconds: float) -> dict[str, list[float]]:

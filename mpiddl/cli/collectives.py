@@ -11,10 +11,14 @@ from mpiddl.cli.files import json_option
 from mpiddl.cli.sizes import read_seconds, read_sizes
 
 KINDS = {
-    "allreduce": "Sum of the arrays of all ranks, on every rank: two-step, leader, ring and recursive doubling",
-    "bcast": "Array of one rank, sent to all ranks: pipelined chain, scatter and all-gather, binomial tree",
-    "allgather": "Blocks of all ranks, joined on every rank: ring",
-    "reduce-scatter": "Sum of the arrays of all ranks, one block of it on each rank: ring",
+    "allreduce": "Compare mpiddl's all-reduce with that of the MPI library. Each rank receives the sum of the arrays of "
+                 "all ranks. Algorithms: two-step, leader, ring and recursive doubling.",
+    "bcast": "Compare mpiddl's broadcast with that of the MPI library. Each rank receives the array of one rank. "
+             "Algorithms: pipelined chain, binomial tree, and scatter with all-gather.",
+    "allgather": "Compare mpiddl's all-gather with that of the MPI library. Each rank receives the blocks of all ranks. "
+                 "Algorithm: ring.",
+    "reduce-scatter": "Compare mpiddl's reduce-scatter with that of the MPI library. Each rank receives one block of the sum. "
+                      "Algorithm: ring.",
 }
 
 EPILOG = """
@@ -39,7 +43,7 @@ def add_to(bench: click.Group) -> None:
 
 
 def _command(name: str, text: str) -> click.Command:
-    @click.command(name, help=f"{text}, against the MPI library. Start it with mpiexec.", epilog=EPILOG.format(name=name))
+    @click.command(name, help=f"{text} Start this command with mpiexec.", epilog=EPILOG.format(name=name))
     @json_option
     @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw time against size.")
     @click.option("--sizes", default="16KiB,256KiB,1MiB,16MiB,64MiB", show_default=True, callback=read_sizes, metavar="N,N,...",
@@ -47,7 +51,7 @@ def _command(name: str, text: str) -> click.Command:
     @click.option("--dtype", default="float32", show_default=True, metavar="NAME", help="Data type of the elements.")
     @click.option("--seconds", default=4.0, show_default=True, callback=read_seconds, metavar="S",
                   help="Time for each size.")
-    @click.option("--rate", metavar="RATE", help="Rate of each link, such as 200mbit, instead of a measured one.")
+    @click.option("--rate", metavar="RATE", help="Rate of each link, such as 200mbit.  [default: the measured rate]")
     def command(path: Path | None, plot: Path | None, sizes: tuple[int, ...], dtype: str, seconds: float,
                 rate: str | None) -> None:
         from mpiddl.bench import collectives as module

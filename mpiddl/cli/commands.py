@@ -74,7 +74,7 @@ def _sentence(text: str) -> str:
 
 
 _own_model = click.option("--model", metavar="MODULE:CLASS[:key=value,...]",
-                          help="Model of your own, as it was named in training. Not needed for mpiddl's networks.")
+                          help="Your own model class, named as in training. The networks of mpiddl do not need this option.")
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -88,7 +88,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 
 def _folder(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
     if value == "":
-        raise UsageError(f"{parameter.name}: got an empty name, expected a folder (is a variable unset?)")
+        raise UsageError(f"{parameter.name}: got an empty name, expected a folder (is a shell variable unset?)")
     return None if value is None else Path(value)
 
 
@@ -107,18 +107,21 @@ Examples:
 @click.argument("job_file", required=False, type=click.Path(path_type=Path), metavar="[JOB.toml]")
 @_job_options
 @_run_option("--out", callback=_folder, metavar="DIR", help="Folder for settings, metrics, checkpoints, plots and summary.")
-@_run_option("--resume", is_flag=True, help="Continue from the newest checkpoint in --out, or start if there is none.")
+@_run_option("--resume", is_flag=True, help="Continue from the newest checkpoint in --out, or start a new run if there is no "
+                                            "checkpoint.")
 @_run_option("--resume-step", type=click.IntRange(min=0), metavar="N",
-             help="Continue from the checkpoint of step N instead of the newest.")
+             help="Continue from the checkpoint of step N instead of the newest checkpoint.")
 @_run_option("--overwrite", is_flag=True, help="Replace the run in --out.")
-@_run_option("--dry-run", is_flag=True, help="Check the settings, print them and the shards of each rank, and stop.")
+@_run_option("--dry-run", is_flag=True, help="Check the settings, print the settings and the shards of each rank, and do not "
+                                             "train.")
 @_run_option("--quiet", is_flag=True, help="Print only errors.")
 def train(job_file: Path | None, out: Path | None, resume: bool, resume_step: int | None, overwrite: bool, dry_run: bool,
           quiet: bool, **flags: Any) -> None:
     """Train a network on all ranks.
 
-    A setting can be a flag, or a key in JOB.toml: the name of the flag with underscores. Flags override JOB.toml. --batch
-    counts the samples of all ranks together, so a step uses the same samples on 1 rank and on 100.
+    Settings are flags, or keys in JOB.toml. A key has the name of the flag, with underscores instead of hyphens. Flags
+    override JOB.toml. --batch is the number of samples on all ranks together, so a step uses the same samples on 1 rank and
+    on 100 ranks.
     """
     from mpiddl import training
     from mpiddl.request import Request
@@ -135,13 +138,13 @@ def train(job_file: Path | None, out: Path | None, resume: bool, resume_step: in
 
 @mpiddl.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--data", help="Data set.  [default: the one the model was trained on]", metavar="NAME")
+@click.option("--data", help="Data set.  [default: the data set used in training]", metavar="NAME")
 @_own_model
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def evaluate(run: Path, data: str | None, model: str | None, as_json: bool) -> None:
-    """Measure loss and accuracy of a trained model on test rows.
+    """Measure the loss and the accuracy of a trained model on test rows.
 
-    RUN is a run folder (its newest checkpoint is used), or the folder of one checkpoint.
+    RUN is a run folder or the folder of one checkpoint. In a run folder, the newest checkpoint is used.
     """
     from mpiddl.inference import evaluate_run
 
@@ -157,14 +160,14 @@ def evaluate(run: Path, data: str | None, model: str | None, as_json: bool) -> N
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("rows", metavar="ROWS")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The .npy file to write.")
-@click.option("--raw", is_flag=True, help="Write the outputs of the model instead of classes.")
+@click.option("--raw", is_flag=True, help="Write the raw outputs of the model instead of classes.")
 @_own_model
 def predict(run: Path, rows: str, output: Path, raw: bool, model: str | None) -> None:
-    """Apply a trained model to rows. Each rank computes its share.
+    """Apply a trained model to rows. Each rank computes its share of the rows.
 
-    RUN is a run folder or the folder of one checkpoint. ROWS is a .npy file of shape (n, features), or a data set, of which
-    the test rows are used. The output has one entry for each row, in the same order: the class number, the class name if
-    the labels were strings, or the prediction of a regression.
+    RUN is a run folder or the folder of one checkpoint. ROWS is a .npy file of shape (n, features), or the name of a data
+    set with test rows. The output has one entry for each row, in the same order. An entry is the class number, the class
+    name if the labels were strings, or the prediction of a regression.
     """
     from mpiddl.inference import predict_run
 
@@ -174,9 +177,9 @@ def predict(run: Path, rows: str, output: Path, raw: bool, model: str | None) ->
 
 @mpiddl.command()
 def doctor() -> None:
-    """Check MPI, launcher, ranks, threads, memory and disk, and print remedies.
+    """Check MPI, launcher, ranks, threads, memory and disk. Print a remedy for each problem.
 
-    Start it as you start your job: alone, with mpiexec, or with srun. The exit code is 1 if something is wrong.
+    Start this command in the same way as your job: directly, with mpiexec, or with srun. The exit code is 1 if a check fails.
     """
     from mpiddl import doctor as module
 
@@ -209,7 +212,7 @@ tuning.add_to(mpiddl, bench)
 @click.option("--threads", default=1, show_default=True, help="Threads of every contender.")
 @click.option("--seconds", default=8.0, show_default=True, help="Time for each case.")
 def step(path: Path | None, threads: int, seconds: float) -> None:
-    """Training steps per second, against PyTorch and plain numpy."""
+    """Compare the training steps per second of mpiddl, PyTorch and plain numpy."""
     from mpiddl.bench import step as module
     from mpiddl.bench.output import show, write
 
@@ -231,9 +234,9 @@ def step(path: Path | None, threads: int, seconds: float) -> None:
               help="Training steps before the checksum.")
 @click.option("--seconds", default=8.0, show_default=True, type=click.FloatRange(min=0), help="Time for the measurement.")
 def reproducible(path: Path | None, **options: Any) -> None:
-    """Cost of --reproducible: training steps with it and without it, and the checksum of the weights.
+    """Compare training speed with and without --reproducible, and print the checksum of the weights.
 
-    The checksum is the same with both MPI libraries on 1, 2, 4, ... ranks, up to the number of shards.
+    The checksum is the same with Open MPI and MPICH, and on 1, 2, 4, ... ranks up to the number of shards.
     """
     from mpiddl.bench import reproducible as module
     from mpiddl.bench.output import check_files, keep, show
@@ -253,7 +256,7 @@ def reproducible(path: Path | None, **options: Any) -> None:
               help="Sizes of the hidden layers.")
 @click.option("--steps", default=100, show_default=True, type=click.IntRange(min=1), metavar="N", help="Training steps.")
 def agreement(path: Path | None, data: str, hidden: tuple[int, ...], steps: int) -> None:
-    """Distance between the weights that 1, 2, 4, ... ranks compute. Start it with mpiexec."""
+    """Measure the distance between the weights after training on 1, 2, 4, ... ranks. Start this command with mpiexec."""
     from mpiddl.bench import agreement as module
     from mpiddl.bench.output import check_files, keep, show
 

@@ -53,39 +53,42 @@ def _workers(context: click.Context, parameter: click.Parameter, value: str | No
         return None
     parts = [part for part in value.split(",") if part]
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise UsageError(f"simulate: got {value!r}, expected whole numbers from 1, such as 8 or 4,8, or no value")
+        raise UsageError(f"simulate: got {value!r}, expected whole numbers of 1 or more, such as 8 or 4,8, or no value")
     return tuple(map(int, parts))
 
 
 def _part(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int]:
     number, slash, count = (value or "1/1").partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise UsageError(f"part: got {value!r}, expected N/COUNT, N from 1 to COUNT, such as 2/8")
+        raise UsageError(f"part: got {value!r}, expected N/COUNT with N from 1 to COUNT, such as 2/8")
     return int(number), int(count)
 
 
 @click.command(epilog=EPILOG)
 @click.argument("job_file", type=click.Path(path_type=Path), metavar="JOB.toml")
 @click.option("--simulate", is_flag=False, flag_value="", callback=_workers, metavar="[W,...]",
-              help="Run on the simulated clock. W: numbers of workers.  [default: those of JOB.toml]")
-@click.option("--testbed", metavar="HOSTS:RATE", help="Run on emulated hosts with links of this rate, such as 8:200mbit.")
+              help="Run on the simulated clock with W workers.  [default: the numbers of workers in JOB.toml]")
+@click.option("--testbed", metavar="HOSTS:RATE", help="Run on emulated hosts, such as 8:200mbit for 8 hosts with links of 200 "
+                                                      "Mbit/s.")
 @click.option("--out", metavar="DIR", help="Folder for the runs and the report.  [default: runs/JOB]")
-@click.option("--show", is_flag=True, help="Run nothing. Write the report of the finished runs.")
+@click.option("--show", is_flag=True, help="Start no runs. Write the report of the finished runs.")
 @click.option("--part", callback=_part, metavar="N/COUNT",
-              help="Run part N of COUNT parts of the comparison. --show joins the parts.")
+              help="Run part N of COUNT parts of the comparison. --show reports on all parts together.")
 @click.option("--jobs", default=0, metavar="N",
-              help="Number of simulated runs at a time. Other runs are timed, one by one.  [default: cores]")
-@click.option("--mpi", metavar="openmpi|mpich", help="MPI library whose mpiexec is used.  [default: that of this Python]")
+              help="Number of simulated runs at the same time. Real runs always run one after the other.  [default: cores]")
+@click.option("--mpi", metavar="openmpi|mpich", help="MPI library whose mpiexec starts the ranks.  [default: the library of "
+                                                     "this Python]")
 @click.option("--launch", default="", metavar="COMMAND",
-              help="Launcher other than mpiexec, with -n for ranks: 'srun --mpi=pmix'.")
+              help="Launcher to use instead of mpiexec, such as 'srun --mpi=pmix'. It must accept -n for the number of ranks.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
 def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | None, out: str | None, show: bool,
             part: tuple[int, int], jobs: int, quiet: bool, **options: Any) -> None:
-    """Compare strategies on your job with an equal budget, and advise one.
+    """Compare strategies on your job with an equal budget, and recommend one.
 
-    Each strategy runs with each number of workers and each seed. The verdict is printed. The folder --out gets report.html
-    (one file with all pictures), report.md and report.json: accuracy, time to a target, bytes, staleness, distance between
-    ranks. Validation rows decide, test rows are reported. Start it without mpiexec: it starts the ranks itself.
+    Each strategy runs with each number of workers and each seed. The command prints a verdict. It writes report.html (one
+    file with all pictures), report.md and report.json to --out. The reports contain accuracy, time to a target, bytes,
+    staleness, and distance between ranks. The verdict uses validation rows, and the reported accuracy is that on test rows.
+    Start this command without mpiexec, because it starts the ranks itself.
     """
     from mpiddl.compare.check import check
     from mpiddl.compare.grid import read_grid
@@ -97,12 +100,12 @@ def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | Non
     from mpiddl.request import search_path
 
     if promise(os.environ).size > 1:
-        raise UsageError(f"ranks: got {promise(os.environ).size}, expected one: start compare without mpiexec or srun, it "
-                         "starts the ranks itself")  # fmt: skip
+        raise UsageError(f"ranks: got {promise(os.environ).size}, expected 1. Start mpiddl compare without mpiexec or srun, "
+                         "because this command starts the ranks itself")  # fmt: skip
     grid = read_grid(job_file, simulate or ())
     place = _place(simulate, testbed, jobs, options)
     if out == "":
-        raise UsageError("out: got an empty name (an unset variable?), expected a folder")
+        raise UsageError("out: got an empty name, expected a folder (is a shell variable unset?)")
     folder = Path(out) if out else Path("runs", job_file.stem)
     if testbed:
         check_shared(folder)
@@ -114,7 +117,7 @@ def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | Non
     facts = check(grid, place, search_path(os.environ))
     store = Store(folder, part, say)
     if show and not list(folder.glob("cells*.jsonl")):
-        raise UsageError(f"out: {folder}: there are no runs to show; run the command without --show first")
+        raise UsageError(f"out: got {folder}, which contains no runs to show. Run the command without --show first")
     if not show:
         store.take()
     study, whole = Study(grid, place, store, facts, say), part[1] == 1
@@ -149,7 +152,7 @@ def _place(simulate: tuple[int, ...] | None, testbed: str | None, jobs: int, opt
     asked = {"--simulate": simulate is not None, "--testbed": testbed, "--launch": options["launch"]}
     given = [name for name, came in asked.items() if came]
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)}: got both, expected one of them")
+        raise UsageError(f"got {' and '.join(given)}, expected only one of these options")
     if jobs < 0 or (jobs > 1 and simulate is None):
         wanted = "1, because runs on real ranks are timed" if jobs > 0 else "1 or more, or 0 for one per core"
         raise UsageError(f"jobs: got {jobs}, expected {wanted}")

@@ -73,15 +73,16 @@ def add_bench_to(group: click.Group) -> None:
 
 @json_option
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
-              help="Also draw the error against seconds, passes and rounds.")
+              help="Also plot the error against seconds, passes over the data, and rounds of communication.")
 @click.option("--cases", default="a,a64", show_default=True, metavar="NAME,NAME,...", help="Matrices to decompose.")
 @click.option("--errors", default="1e-4,1e-8,1e-12", show_default=True, metavar="X,X,...",
-              help="Relative errors of the explained variance to reach.")
+              help="Target values for the relative error of the explained variance.")
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(min=1), help="Threads of every contender.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Rounds of measurement.")
 @click.option("--solvers", default="auto", show_default=True, metavar="NAME,NAME,...", help="Solvers of mpiddl.")
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Also measure other libraries.")
-@click.option("--heat", default="", metavar="PYTHON", help="Path of a Python with Heat, to measure Heat too.")
+@click.option("--heat", default="", metavar="PYTHON", help="Path of a Python that has Heat installed. Heat is then measured "
+                                                           "too.")
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Folder of the large file.")
 def _bench(path: Path | None, plot: Path | None, cases: str, errors: str, threads: int, rounds: int, solvers: str, peers: bool,
            heat: str, folder: Path | None) -> None:
@@ -99,7 +100,7 @@ def _bench(path: Path | None, plot: Path | None, cases: str, errors: str, thread
     chosen = solvers.split(",")
     for name in chosen:
         if name not in SOLVERS:
-            raise UsageError(f"solvers: got {name!r}, expected some of {', '.join(SOLVERS)}")
+            raise UsageError(f"solvers: got {name!r}, expected one or more of {', '.join(SOLVERS)}")
 
     def say(text: str) -> None:
         click.echo(text, err=True)
@@ -130,7 +131,7 @@ def _command(name: str, text: str, centred: bool) -> click.Command:
         settings["n_components"] = _components(components, centred)
         kind = "pca" if settings.pop("center", False) else "svd"
         if kind == "svd" and settings.pop("whiten", False):
-            raise UsageError("whiten: got --no-center, expected it with --center: scores about zero have no deviation")
+            raise UsageError("whiten: got --no-center, expected --center, because the standard deviation needs the mean")
         settings["random_state"] = settings.pop("seed")
         settings["memory"] = parse_size(settings["memory"], "memory")
         with progress(settings["tol"]) as told:
@@ -156,32 +157,33 @@ def _options(centred: bool) -> list[Callable[..., Any]]:
                      help="Folder for the results."),
         click.option("--overwrite", is_flag=True, help="Replace the results in OUT."),
         click.option("--solver", default="auto", show_default=True, metavar="|".join(SOLVERS),
-                     help="Algorithm. docs/decomposition.md compares them."),
+                     help="Algorithm. See docs/decomposition.md for a comparison."),
         click.option("--tol", default=1e-8, show_default=True, metavar="X",
                      help="Stop when the estimated relative error of the explained variance is below X."),
         *(own if centred else []),
         click.option("--mask", metavar="auto|FILE",
-                     help="Leave columns out: those that are missing in the first row (auto), or "
-                     "where an .npy file with the shape of a row is 0."),
+                     help="Columns to leave out. auto: columns without a value in the first row. FILE: columns "
+                     "with 0 in this .npy file, which has the shape of a row."),
         click.option("--column-weights", metavar="FILE",
-                     help="Weight of each column, such as an area, in an .npy file with the shape of a row."),
+                     help=".npy file with the weight of each column, such as an area. The array has the shape of a row."),
         click.option("--memory", default="512MiB", show_default=True, metavar="SIZE",
-                     help="Memory of each rank for rows. Rows that do not fit are read again in every pass."),
+                     help="Memory for rows on each rank. Rows that do not fit are read again in every pass."),
         click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), metavar="N",
                      help="Seed of the random samples and mini-batches."),
         click.option("--threads", default=0, show_default=True, metavar="N",
-                     help="Threads of each rank (0: cores of the node / ranks of the node)."),
+                     help="Threads of each rank. 0 means cores of the node divided by ranks of the node."),
         click.option("--vr-fraction", default=0.125, show_default=True, metavar="X",
-                     help="Solver vr: share of a pass between two snapshots."),
-        click.option("--batch-size", type=int, metavar="N", help="Solver vr: rows in a step.  [default: chosen from the data]"),
+                     help="Solver vr: share of the rows that the steps between two snapshots use."),
+        click.option("--batch-size", type=int, metavar="N", help="Solver vr: rows in a step.  [default: depends on the data]"),
         click.option("--step-size", default=1.0, show_default=True, metavar="X",
-                     help="Solver vr: factor of the automatic step size."),
+                     help="Solver vr: factor for the automatic step size."),
         click.option("--sync-every", type=int, metavar="N",
-                     help="Solver vr: steps between averages over the ranks.  [default: one average at the end]"),
+                     help="Solver vr: number of steps between two averages over the ranks.  [default: one average after the "
+                          "last step]"),
         click.option("--sync-delay", default=0, show_default=True, metavar="N",
-                     help="Solver vr: number of averages by which each average is delayed."),
+                     help="Solver vr: delay of each average over the ranks, as a number of averages."),
         click.option("--snapshot-fraction", default=1.0, show_default=True, metavar="X",
-                     help="Solver vr: share of the rows in the first snapshots."),
+                     help="Solver vr: share of the rows that the first snapshots use."),
         click.option("--max-passes", default=200.0, show_default=True, metavar="X",
                      help="Give up after X passes over the data."),
         click.option("--quiet", is_flag=True, help="Print only errors."),

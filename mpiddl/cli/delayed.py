@@ -24,19 +24,20 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @json_option
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw steps per second against the batch.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also plot steps per second against the batch "
+                                                                              "size.")
 @click.option("--hidden", default="2048,2048", show_default=True, callback=read_counts, metavar="N,N,...",
               help="Sizes of the hidden layers.")
 @click.option("--batch-per-rank", default="64,256,1024,2048", show_default=True, callback=read_counts, metavar="N,N,...",
-              help="Rows of each rank in a step, one case for each number.")
+              help="Numbers of rows of each rank in a step. Each number is measured in turn.")
 @click.option("--strategy", "strategies", multiple=True, default=("delayed:delay=1", "delayed:delay=2"), show_default=True,
-              metavar="NAME", help="Strategy to measure. May be given several times.")
+              metavar="NAME", help="Strategy to measure. Repeat the option for several strategies.")
 @click.option("--steps", default=4, show_default=True, type=click.IntRange(min=1), metavar="N", help="Steps of each sample.")
 @click.option("--seconds", default=30.0, show_default=True, type=click.FloatRange(0, 86_400), metavar="S",
               help="Time for each batch.")
 def delayed(path: Path | None, plot: Path | None, hidden: tuple[int, ...], batch_per_rank: tuple[int, ...],
             strategies: tuple[str, ...], steps: int, seconds: float) -> None:
-    """Steps per second of delayed synchronisation, against the limit of computation or communication. Start it with mpiexec."""
+    """Compare delayed synchronisation with the speed limit of computation or communication. Start this command with mpiexec."""
     from mpiddl.bench import delayed as module
     from mpiddl.bench.output import check_files, keep, show
 

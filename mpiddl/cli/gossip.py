@@ -44,13 +44,14 @@ Examples:
 @json_option
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw accuracy against time.")
 @click.option("--results", type=click.Path(path_type=Path), metavar="FILE",
-              help="File of finished runs, created or extended. Runs in it are not repeated.")
+              help="File for finished runs. New runs are added to an existing file, and finished runs are not repeated.")
 @click.option("--strategy", "strategies", multiple=True, default=STRATEGIES, show_default=True, metavar="NAME@RATE",
-              help="Strategy and learning rate. May be given several times. The first is the baseline.")
+              help="Strategy and learning rate. Repeat the option for several strategies. The first strategy is the baseline.")
 @click.option("--targets", default="0.84,0.86,0.88", show_default=True, callback=read_shares, metavar="X,...",
               help="Target accuracies on the validation rows, between 0 and 1.")
 @click.option("--turns", default=5, show_default=True, type=click.IntRange(min=0), metavar="N",
-              help="Runs of each strategy, with a different seed each (0: only measure the share of communication).")
+              help="Number of runs of each strategy, each with a different seed. With 0, only the share of communication is "
+                   "measured.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), metavar="N", help="Seed of the first turn.")
 @click.option("--every", default=20, show_default=True, type=click.IntRange(min=1), metavar="N",
               help="Steps from one validation to the next.")
@@ -61,13 +62,13 @@ Examples:
 @click.option("--hidden", default="256,128", show_default=True, callback=read_counts, metavar="N,...",
               help="Sizes of the hidden layers of an mlp.")
 @click.option("--batch", default=2048, show_default=True, type=click.IntRange(min=1), metavar="N",
-              help="Samples in a step, over all ranks together.")
+              help="Number of samples in a step, on all ranks together.")
 @click.option("--epochs", default=20, show_default=True, type=click.IntRange(min=1), metavar="N",
-              help="Epochs of the cosine schedule, and of the longest run.")
+              help="Number of epochs of the cosine schedule. Each run ends after this number of epochs at the latest.")
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(min=1), metavar="N",
               help="BLAS and numba threads of each rank.")
 def gossip(path: Path | None, plot: Path | None, results: Path | None, **options: Any) -> None:
-    """Time and bytes to a target accuracy, with gossip at every step and less often. Start it with mpiexec."""
+    """Measure time and bytes that gossip strategies need to reach a target accuracy. Start this command with mpiexec."""
     from mpiddl.bench import gossip as module
     from mpiddl.bench import gossip_rows
     from mpiddl.bench.output import check_files, keep

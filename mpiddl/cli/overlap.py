@@ -13,7 +13,7 @@ from mpiddl.cli.sizes import parse_size, read_counts
 EPILOG = """
 \b
 "ideal" is the shortest step that the dependency graph allows: each bucket of the gradient is exchanged after it is complete and
-after the bucket before it. The last line says how much of the communication was hidden, and how much can be.
+after the bucket before it. The last line shows the share of communication that was hidden, and the largest possible share.
 
 \b
 Examples:
@@ -30,12 +30,15 @@ Examples:
 @click.option("--batch-per-rank", default=1024, show_default=True, type=click.IntRange(min=1), metavar="N",
               help="Rows of each rank in a step.")
 @click.option("--bucket", default="", metavar="SIZE",
-              help="Smallest size of a bucket, such as 2MiB.  [default: that of training]")
+              help="Smallest size of a bucket, such as 2MiB.  [default: the same size as in training]")
 @click.option("--seconds", default=20.0, show_default=True, type=click.FloatRange(0, 86_400), metavar="S",
               help="Time for the measurement.")
 def overlap(path: Path | None, plot: Path | None, hidden: tuple[int, ...], batch_per_rank: int, bucket: str,
             seconds: float) -> None:
-    """How much communication is hidden behind the backward pass, and how much can be. Start it with mpiexec."""
+    """Measure the share of communication that the backward pass hides, and the largest possible share.
+
+    Start this command with mpiexec.
+    """
     from mpiddl.bench import overlap as module
     from mpiddl.bench.output import check_files, keep, show
     from mpiddl.strategies.choice import BUCKET_BYTES

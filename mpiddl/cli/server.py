@@ -25,11 +25,11 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @json_option
-@click.option("--rate", metavar="RATE", help="Rate of each link, such as 1gbit, instead of a measured one.")
+@click.option("--rate", metavar="RATE", help="Rate of each link, such as 1gbit.  [default: the measured rate]")
 @click.option("--seconds", default=15.0, show_default=True, type=click.FloatRange(0, 86_400), metavar="S",
               help="Time for the measurement.")
 def server(path: Path | None, rate: str | None, seconds: float) -> None:
-    """One-sided parameter server: pulls against memory and wire, pushes and pulls against gRPC (pip install mpiddl[grpc])."""
+    """Compare the one-sided parameter server with memory copies, the network and gRPC (pip install mpiddl[grpc])."""
     from mpiddl.bench import server as module
     from mpiddl.bench.output import check_files, keep, show
 

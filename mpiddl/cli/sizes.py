@@ -18,7 +18,7 @@ def parse_size(text: str, name: str) -> int:
     except (ValueError, KeyError, OverflowError):
         size = 0
     if size < 1:
-        raise UsageError(f"{name}: got {text!r}, expected a number with B, KiB, MiB or GiB, such as 256KiB")
+        raise UsageError(f"{name}: got {text!r}, expected a size in B, KiB, MiB or GiB, such as 256KiB")
     return size
 
 
@@ -34,7 +34,7 @@ def read_counts(context: click.Context, parameter: click.Parameter, value: str) 
     except ValueError:
         counts = ()
     if not counts or min(counts) < 1:
-        raise UsageError(f"{parameter.name}: got {value!r}, expected whole numbers from 1, separated by commas")
+        raise UsageError(f"{parameter.name}: got {value!r}, expected whole numbers of 1 or more, separated by commas")
     return counts
 
 
@@ -52,5 +52,5 @@ def read_shares(context: click.Context, parameter: click.Parameter, value: str) 
 def read_seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
     """Up to a day: the callback of an option."""
     if not 0 <= value <= 86_400:
-        raise UsageError(f"seconds: got {value:g}, expected 0 to 86400")
+        raise UsageError(f"seconds: got {value:g}, expected a number from 0 to 86400")
     return value

@@ -41,7 +41,7 @@ def _list(kind: Callable[[str], Any], wanted: str) -> Callable[..., Any]:
         try:
             return tuple(kind(part) for part in value.split(",") if part)
         except ValueError:
-            raise UsageError(f"{parameter.name}: got {value!r}, expected {wanted}, separated by commas") from None
+            raise UsageError(f"{parameter.name}: got {value!r}, expected {wanted} separated by commas") from None
 
     return read
 
@@ -63,32 +63,33 @@ _rates, _words = _list(float, "numbers"), _list(str, "words")
 @click.command(epilog=EPILOG)
 @click.option("--rules", default="ddc-asgd,dc-asgd-momentum,dc-asgd-a,staleness-aware,dana,asgd", show_default=True,
               callback=_rules, metavar="RULE,...",
-              help="Parameter servers (docs/strategies.md). The first is compared with the others.")
+              help="Parameter-server strategies (see docs/strategies.md). The first strategy is compared with the others.")
 @click.option("--workers", default="4,8,16,32", show_default=True, callback=read_counts, metavar="N,...",
               help="Numbers of workers.")
 @click.option("--patterns", default="equal,spread,straggler", show_default=True, callback=_words, metavar="NAME,...",
-              help="Speeds of the workers: equal, 1 to 4 times as slow, or one worker 8 times as slow.")
+              help="Speeds of the workers. equal: all the same. spread: 1 to 4 times as slow. straggler: one worker is 8 times "
+                   "as slow.")
 @click.option("--seeds", default=5, show_default=True, metavar="N", help="Runs of each case.")
 @click.option("--epochs", default=6, show_default=True, metavar="N",
-              help="Passes over the training rows, by all workers together.")
+              help="Number of passes over the training rows, by all workers together.")
 @click.option("--grid", default="0.01,0.0141,0.02,0.0283,0.04,0.0566,0.08,0.113,0.16,0.226,0.32,0.453,0.64", show_default=True,
               callback=_rates, metavar="X,...",
-              help="Steps to choose from. With momentum mu the learning rate is 1 - mu times the step.")
+              help="Step sizes to try. With momentum mu, the learning rate is the step size times (1 - mu).")
 @click.option("--tune-workers", default=8, show_default=True, metavar="N",
-              help="Number of workers with which the learning rates are chosen.")
+              help="Number of workers in the runs that choose the learning rates.")
 @click.option("--data", default="fashion-mnist", show_default=True, metavar="NAME", help="Data set.")
 @click.option("--hidden", default="256,128", show_default=True, callback=read_counts, metavar="N,...",
               help="Sizes of the hidden layers.")
 @click.option("--batch", default=32, show_default=True, metavar="N", help="Samples in a step of one worker.")
 @click.option("--jobs", default=0, metavar="N", help="Number of processes, with one thread each.  [default: cores]")
 @click.option("--results", default="staleness.jsonl", show_default=True, type=click.Path(path_type=Path), metavar="FILE",
-              help="File of finished runs, created or extended.")
-@click.option("--show", "only", is_flag=True, help="Run nothing. Show the results of the finished runs.")
+              help="File for finished runs. New runs are added to an existing file.")
+@click.option("--show", "only", is_flag=True, help="Start no runs. Show the results of the finished runs.")
 @json_option
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
-              help="Also draw accuracy against the number of workers.")
+              help="Also plot accuracy against the number of workers.")
 def staleness(data: str, jobs: int, results: Path, only: bool, path: Path | None, plot: Path | None, **options: Any) -> None:
-    """Accuracy with stale gradients, by update rule and number of workers, in simulated time. Start it without mpiexec."""
+    """Compare the accuracy of update rules with stale gradients, in simulated time. Start this command without mpiexec."""
     from mpiddl.bench import staleness as module
     from mpiddl.bench import staleness_rows
     from mpiddl.bench.journal import Journal
@@ -99,9 +100,10 @@ def staleness(data: str, jobs: int, results: Path, only: bool, path: Path | None
     from mpiddl.threads import cores
 
     if promise(os.environ).size > 1:
-        raise UsageError(f"ranks: got {promise(os.environ).size}, expected 1: workers are simulated; --jobs sets the processes")
+        raise UsageError(f"ranks: got {promise(os.environ).size}, expected 1, because workers are "
+                         "simulated. Set the number of processes with --jobs")
     if jobs < 0:
-        raise UsageError(f"jobs: got {jobs}, expected 1 or more, or 0: as many as there are cores")
+        raise UsageError(f"jobs: got {jobs}, expected 1 or more, or 0 for one process per core")
     check_files(path, plot)
     check_writable("results", results)
     study = module.Study(**options)

@@ -44,7 +44,7 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--slurm", is_flag=True,
                      help="Also start Slurm on the hosts. This needs root and the Slurm packages of Debian."),
         click.option("--loss", default="0%", show_default=True, metavar="SHARE",
-                     help="Share of the packets to each host that are lost."),
+                     help="Share of lost packets on the way to each host, such as 1%."),
         click.option("--rate", metavar="RATE",
                      help="Rate of each link in each direction, such as 200mbit.  [default: no limit]"),
     ):
@@ -60,7 +60,7 @@ def _name(context: click.Context, parameter: click.Parameter, name: str) -> str:
 
 
 _NAME = click.option("--name", default="default", callback=_name, show_default=True, metavar="NAME",
-                     help="Name of the cluster, if there are several.")  # fmt: skip
+                     help="Name of the cluster, needed if there are several clusters.")  # fmt: skip
 
 
 @testbed.command(context_settings=PROGRAM, epilog="""
@@ -79,11 +79,11 @@ The exit code is that of the program, or 124 if it did not end within --limit.
               help="Start a cluster of N hosts for this run.  [default: the cluster that `up` started]")
 @_cluster_options
 @click.option("--ranks-per-host", default="1", show_default=True, metavar="N[,N,...]",
-              help="Ranks on each host: one number, or one for each host.")
+              help="Ranks on each host: one number for all hosts, or one number for each host.")
 @click.option("--map", "order", default="by-slot", show_default=True, metavar="by-slot|round-robin",
-              help="Order of the ranks: host by host, or one on each host in turn.")
+              help="Order of the ranks. by-slot: fill one host after the other. round-robin: one rank on each host in turn.")
 @click.option("--mpi", metavar="openmpi|mpich",
-              help="MPI library of the mpiexec.  [default: that of this Python, or the one in PATH]")
+              help="MPI library whose mpiexec starts the ranks.  [default: the library of this Python, or the one in PATH]")
 @click.option("--mpiexec-args", default="", metavar="'...'", help="More arguments for mpiexec.")
 @click.option("--limit", type=float, metavar="SECONDS", help="End the program after this time.")
 @click.option("--json", "path", type=click.Path(path_type=Path), metavar="FILE",
@@ -93,12 +93,13 @@ def run(command: tuple[str, ...], hosts: int | None, rate: str | None, loss: str
         path: Path | None, limit: float | None, name: str, **options: Any) -> None:
     """Run an MPI program on all hosts, and report the bytes on each link.
 
-    The program has your environment, folder and disk. When it ends, in whatever way, nothing of the cluster remains.
+    The program runs in the current folder, with your environment and your disk. A cluster that was started with --hosts is
+    removed when the program ends, even after an error.
     """
     if limit is not None and not limit > 0:
-        raise UsageError(f"limit: got {limit:g}, expected seconds above 0")
+        raise UsageError(f"limit: got {limit:g}, expected a number of seconds above 0")
     if hosts is None and (rate or slurm or loss != "0%"):
-        raise UsageError("run: --rate, --loss and --slurm need --hosts, because they describe a new cluster")
+        raise UsageError("run: --rate, --loss and --slurm need --hosts, because these options describe a new cluster")
     _check_run(path, slurm, ranks_per_host, options)
     end_on_signals()
     with _bed(hosts, rate, loss, slurm, name) as bed:
@@ -125,7 +126,8 @@ def _check_run(path: Path | None, slurm: bool, ranks_per_host: str, options: dic
               "--mpiexec-args": options["mpiexec_args"]}  # fmt: skip
     if slurm and any(theirs.values()):
         given = ", ".join(name for name, came in theirs.items() if came)
-        raise UsageError(f"run: {given} does not go with --slurm, where srun starts ranks: -- srun -n4 --mpi=pmix PROGRAM")
+        raise UsageError(f"run: got --slurm and {given}, expected only --slurm, because srun starts the ranks: "
+                         "-- srun -n4 --mpi=pmix PROGRAM")
     if path:
         check_writable("json", path)
 
@@ -140,7 +142,8 @@ def _ranks(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"ranks per host: got {text!r}, expected whole numbers with commas, such as 2 or 2,1,1") from None
+        raise UsageError(f"ranks per host: got {text!r}, expected whole numbers separated by commas, such as 2 or "
+                         "2,1,1") from None
 
 
 def _report(links: dict[str, Link], result: Result) -> None:
@@ -166,7 +169,7 @@ def _write(path: Path, result: Result) -> None:
 @_cluster_options
 @_NAME
 def up(hosts: int, rate: str | None, loss: str, slurm: bool, name: str) -> None:
-    """Start a cluster that runs until `down`, also after you log out."""
+    """Start a cluster that runs until `mpiddl testbed down`, even after you log out."""
     from mpiddl.testbed import Testbed
     from mpiddl.testbed.plan import show_rate
 
@@ -188,7 +191,7 @@ Examples:
 @click.argument("command", nargs=-1, required=True, metavar="COMMAND...")
 @_NAME
 def exec(host: str, command: tuple[str, ...], name: str) -> None:
-    """Run a command on HOST (h1, h2, ..., or login), in this folder. The exit code is the command's."""
+    """Run a command on HOST (h1, h2, ..., or login), in the current folder. The exit code is that of the command."""
     end_on_signals()
     with _bed(None, None, "", False, name) as bed:
         sys.exit(bed.exec(host, command[command[0] == "--" :], capture=False).returncode)
@@ -198,7 +201,7 @@ def exec(host: str, command: tuple[str, ...], name: str) -> None:
 @click.argument("rate")
 @_NAME
 def rate(rate: str, name: str) -> None:
-    """Change the RATE of all links, in each direction: 200mbit, 1gbit, or none for no limit."""
+    """Set the rate of all links in each direction to RATE, such as 200mbit, or none for no limit."""
     with _bed(None, None, "", False, name) as bed:
         bed.set_rate(rate)
 
@@ -206,10 +209,10 @@ def rate(rate: str, name: str) -> None:
 @testbed.command("kill-host")
 @click.argument("host")
 @click.option("--silently", is_flag=True,
-              help="Cut the link first, so that the other hosts are not told that the processes ended.")
+              help="Cut the link first, so that the other hosts receive no message that the processes ended.")
 @_NAME
 def kill_host(host: str, silently: bool, name: str) -> None:
-    """Kill HOST: all its processes end at once, and its link goes down."""
+    """Kill HOST. All processes of this host end at once, and its link goes down."""
     with _bed(None, None, "", False, name) as bed:
         bed.kill_host(host, silently)
 
@@ -218,7 +221,7 @@ def kill_host(host: str, silently: bool, name: str) -> None:
 @click.argument("host")
 @_NAME
 def boot(host: str, name: str) -> None:
-    """Start HOST again after kill-host, with the same name and address and a new boot id."""
+    """Start HOST again after kill-host. The name and the address are the same, and the boot id is new."""
     with _bed(None, None, "", False, name) as bed:
         bed.boot(host)
 

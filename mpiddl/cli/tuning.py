@@ -24,7 +24,7 @@ def _calls(context: click.Context, parameter: click.Parameter, value: str) -> tu
     names = tuple(value.replace("-", "_").rstrip(",").split(","))
     for name in names:
         if name not in CALLS:
-            raise UsageError(f"calls: got {name!r}, expected some of {','.join(CALLS)}")
+            raise UsageError(f"calls: got {name!r}, expected one or more of {', '.join(CALLS)}")
     return names
 
 
@@ -40,7 +40,7 @@ Examples:
   mpiexec -n 4 mpiddl tune --show                       print the chosen algorithms, and why
 """)
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
-              help="Table to write.  [default: ~/.config/mpiddl/tune.toml]")
+              help="File to write the table to.  [default: ~/.config/mpiddl/tune.toml]")
 @click.option("--calls", default=",".join(CALLS), callback=_calls, metavar="NAME,...",
               help="MPI calls to measure.  [default: all]")
 @click.option("--sizes", default="1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB", show_default=True, callback=read_sizes,
@@ -48,9 +48,9 @@ Examples:
 @click.option("--seconds", default=1.0, show_default=True, callback=read_seconds, metavar="S",
               help="Time for each call and size.")
 @click.option("--show", "only", is_flag=True,
-              help="Measure nothing. Print the algorithm for each call and size, and the reason.")
+              help="Print the chosen algorithm for each call and size, and the reason, without a measurement.")
 def tune(out: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], seconds: float, only: bool) -> None:
-    """Find the fastest algorithm for each MPI call and size on this cluster. Start it with mpiexec or srun."""
+    """Find the fastest algorithm for each MPI call and size on this cluster. Start this command with mpiexec or srun."""
     from mpiddl.bench import communicator as module
     from mpiddl.tuning.place import table_path
 
@@ -58,7 +58,7 @@ def tune(out: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], secon
     if only:
         text = module.describe(os.environ, path, calls, sizes)
     elif path is None:
-        raise UsageError("out: got no home folder for the table, expected --out FILE")
+        raise UsageError("out: got no home folder for the default table, expected --out FILE")
     else:
         table = module.tune(os.environ, path, calls, sizes, seconds, lambda line: click.echo(line))
         text = f"table: {path}, {len(table.entries)} entries" if table is not None else ""
@@ -83,9 +83,9 @@ Examples:
 @click.option("--seconds", default=2.0, show_default=True, callback=read_seconds, metavar="S",
               help="Time for each call and size.")
 @click.option("--table", type=click.Path(path_type=Path), metavar="FILE",
-              help="Table of mpiddl tune.  [default: ~/.config/mpiddl/tune.toml]")
+              help="Table that mpiddl tune wrote.  [default: ~/.config/mpiddl/tune.toml]")
 def communicator(path: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], seconds: float, table: Path | None) -> None:
-    """mpiddl.Communicator against the MPI library alone. Start it with mpiexec."""
+    """Compare mpiddl.Communicator with the MPI library alone. Start this command with mpiexec."""
     from mpiddl.bench import communicator as module
     from mpiddl.bench.output import check_files, keep, show
 

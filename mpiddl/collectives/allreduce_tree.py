@@ -207,7 +207,7 @@ class TreeSum(Queue):
         """Reduce, and return ``result``."""
         check_alive(self._comm)
         if not self._inputs:
-            raise CommError("TreeSum: got a freed object, expected one in use")
+            raise CommError("TreeSum: got an object after Free(), expected an object that was not freed")
         run(self._comm, self.wires, self.steps(self.result.size), True, self)
         return self.result
 

@@ -191,7 +191,7 @@ class TwoStep(Queue):
     def _check_alive(self) -> None:
         check_alive(self._comm)
         if not self._inputs:
-            raise CommError("TwoStep: got a freed object, expected one in use")
+            raise CommError("TwoStep: got an object after Free(), expected an object that was not freed")
 
     def Free(self) -> None:
         """Give the shared memory back; collective. The arrays must not be touched afterwards."""

@@ -267,10 +267,10 @@ def flat_pair(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> tuple[np.n
         return result, result
     source = flat("sendbuf", sendbuf)
     if source.dtype != result.dtype or source.size != result.size:
-        raise ShapeError(f"recvbuf: got {_shape(result)}, expected {_shape(source)} as in sendbuf")
+        raise ShapeError(f"recvbuf: got {_shape(result)}, expected {_shape(source)}, as in sendbuf")
     if source is not result and np.may_share_memory(source, result) and source.size:
         if source.ctypes.data != result.ctypes.data:
-            raise ShapeError("sendbuf and recvbuf: got overlapping buffers, expected separate ones, or IN_PLACE as sendbuf")
+            raise ShapeError("sendbuf and recvbuf: got overlapping buffers, expected separate buffers, or IN_PLACE as sendbuf")
         return result, result
     return source, result
 
@@ -280,15 +280,16 @@ def flat(name: str, array: Any, writable: bool = False) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise ShapeError(f"{name}: got {type(array).__name__}, expected a numpy array")
     if isinstance(array, np.ma.MaskedArray):
-        raise ShapeError(f"{name}: got a masked array, expected one without a mask: array.filled(0)")
+        raise ShapeError(f"{name}: got a masked array, expected an array without a mask: array.filled(0)")
     if not array.flags.c_contiguous:
-        raise ShapeError(f"{name}: got an array that is not contiguous, expected a contiguous one: np.ascontiguousarray(array)")
+        raise ShapeError(f"{name}: got an array that is not contiguous, expected a contiguous array: "
+                         "np.ascontiguousarray(array)")
     if not array.flags.aligned:
-        raise ShapeError(f"{name}: got an array that is not aligned, expected an aligned one: array.copy()")
+        raise ShapeError(f"{name}: got an array that is not aligned, expected an aligned array: array.copy()")
     if writable and not array.flags.writeable:
-        raise ShapeError(f"{name}: got a read-only array, expected a writable one for the result")
+        raise ShapeError(f"{name}: got a read-only array, expected a writable array for the result")
     if array.dtype.char not in REDUCED or not array.dtype.isnative:
-        raise UsageError(f"{name}: got dtype {array.dtype}, expected integers, floats or complex numbers that MPI has")
+        raise UsageError(f"{name}: got dtype {array.dtype}, expected an integer, float or complex dtype that MPI supports")
     plain = array if type(array) is np.ndarray else array.view(np.ndarray)  # a matrix has two axes whatever is done to it
     return plain.reshape(-1)
 
@@ -296,7 +297,8 @@ def flat(name: str, array: Any, writable: bool = False) -> np.ndarray:
 def check_op(op: Any, dtype: np.dtype) -> None:
     """Raise a `UsageError` for what is no reduction, or none of complex numbers."""
     if not isinstance(op, Op):
-        raise UsageError(f"op: got {op!r}, expected one of mpiddl.transport.base: {', '.join(known.name for known in COMBINE)}")
+        raise UsageError(f"op: got {op!r}, expected an operation of mpiddl.transport.base: "
+                         f"{', '.join(known.name for known in COMBINE)}")
     if dtype.kind == "c" and op in (MIN, MAX):
         raise UsageError(f"op: got {op.name} for {dtype}, expected SUM or PROD, because complex numbers have no order")
 
@@ -306,7 +308,7 @@ def plan_dtype(size: Any, dtype: Any, op: Any) -> np.dtype:
     try:
         kind = np.dtype(dtype)
     except TypeError as error:
-        raise UsageError(f"dtype: got {dtype!r}, expected a dtype: {error}") from None
+        raise UsageError(f"dtype: got {dtype!r}, expected a numpy dtype ({error})") from None
     flat("dtype", np.empty(0, kind))
     check_op(op, kind)
     check_whole("size", size, 0)
@@ -316,7 +318,7 @@ def plan_dtype(size: Any, dtype: Any, op: Any) -> np.dtype:
 def check_whole(name: str, value: Any, least: int) -> None:
     """Raise a `ShapeError` for what is no whole number, or too small a one."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ShapeError(f"{name}: got {value!r}, expected a whole number from {least}")
+        raise ShapeError(f"{name}: got {value!r}, expected a whole number of {least} or more")
 
 
 def check_root(comm: Any, root: Any) -> None:
@@ -328,11 +330,11 @@ def check_root(comm: Any, root: Any) -> None:
 def check_alive(comm: Any) -> None:
     """Raise a `UsageError` for what is no communicator of ours, a `CommError` for one that was freed or is broken."""
     if not hasattr(comm, "freed"):
-        raise UsageError(f"comm: got {type(comm).__name__}, expected a communicator of mpiddl.transport.mpi.connect()")
+        raise UsageError(f"comm: got {type(comm).__name__}, expected a communicator from mpiddl.transport.mpi.connect()")
     if comm.freed:
-        raise CommError("comm: got a freed communicator, expected one in use")
+        raise CommError("comm: got a freed communicator, expected a communicator that was not freed")
     if comm.broken:
-        raise CommError("comm: an exception ended a collective call early; this communicator cannot be used any more")
+        raise CommError("comm: this communicator cannot be used any more, because an exception ended a collective call early")
 
 
 def checking(comm: Any, checked: bool) -> AbstractContextManager[None]:

@@ -320,7 +320,7 @@ def barrier(comm: Any) -> None:
 
 def _choose(known: Collection[str], algorithm: str, auto: str) -> str:
     if algorithm not in ("auto", *known):
-        raise UsageError(f"algorithm: got {algorithm!r}, expected auto, {', '.join(known)}")
+        raise UsageError(f"algorithm: got {algorithm!r}, expected one of auto, {', '.join(known)}")
     return auto if algorithm == "auto" else algorithm
 
 
@@ -328,11 +328,11 @@ def _check_block(comm: Any, name: str, block: np.ndarray, whole: np.ndarray) -> 
     begin, end = block_bounds(whole.size, comm.size, comm.rank)
     if block.size != end - begin or block.dtype != whole.dtype:
         raise ShapeError(
-            f"{name}: got {block.size} {block.dtype}, expected {end - begin} {whole.dtype}, "
-            f"the block of rank {comm.rank} of {comm.size} in {whole.size}"
+            f"{name}: got {block.size} elements of {block.dtype}, expected {end - begin} elements of {whole.dtype}: "
+            f"the block of rank {comm.rank} when {whole.size} elements are divided among {comm.size} ranks"
         )
     if np.may_share_memory(block, whole) and block.size:
-        raise ShapeError(f"{name}: got a buffer that overlaps the other one, expected separate buffers")
+        raise ShapeError("sendbuf and recvbuf: got overlapping buffers, expected separate buffers")
 
 
 def _copy(source: np.ndarray, result: np.ndarray) -> Steps:

@@ -76,7 +76,7 @@ class Faster(_Base):
         if call not in CANDIDATES:
             raise ValueError(f"call: got {call!r}, expected one of {', '.join(CANDIDATES)}")
         if nbytes < 0:
-            raise ValueError(f"nbytes: got {nbytes}, expected the size of a message in bytes")
+            raise ValueError(f"nbytes: got {nbytes}, expected a message size in bytes, 0 or more")
         if self._private is None:
             return Choice(LIBRARY, "not prepared yet; call Prepare()")
         return self._private.choice.choose(call, nbytes)
@@ -296,7 +296,7 @@ class Faster(_Base):
         link = self._private.link if self._private is not None else None
         if link is not None and (link.freed or link.broken):
             if link.freed:
-                raise CommError("comm: got a Communicator whose MPI handle was freed, expected one in use")
+                raise CommError("comm: got a Communicator whose MPI handle was freed, expected a valid MPI handle")
             check_alive(link)
 
     @property

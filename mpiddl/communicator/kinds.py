@@ -105,7 +105,7 @@ class Communicator(_Making, MPI.Intracomm):
         if not isinstance(comm, MPI.Comm):
             raise TypeError(f"comm: got {type(comm).__name__}, expected an mpi4py intra-communicator such as MPI.COMM_WORLD")
         if comm == MPI.COMM_NULL:
-            raise CommError("comm: got COMM_NULL, expected an intra-communicator")
+            raise CommError("comm: got COMM_NULL, expected an intra-communicator such as MPI.COMM_WORLD")
         if table is not None:
             self._table = Path(table)
         if self.Get_size() > 1:

@@ -42,12 +42,12 @@ def check(grid: Grid, place: Place, search: Sequence[Path]) -> Facts:
     job = grid.shared_job()
     data = find_data(job, search)
     if data.classes is None or data.test is None:
-        came = "without test rows" if data.classes else "whose labels are not classes"
-        raise UsageError(f"data: got {data.name}, {came}, expected classes and test rows: compare reports test accuracy")
+        came = "without test rows" if data.classes else "without classes"
+        raise UsageError(f"data: got {data.name} {came}, expected classes and test rows, because compare reports test accuracy")
     facts = Facts(Layout(data.train.n, 1, 1, job.validation).train_rows, fingerprint(data))
     if Layout(data.train.n, 1, 1, job.validation).validation_rows < 1:
-        raise UsageError(f"validation: got {job.validation:g}, no row of {data.name}, expected a larger share: compare chooses "
-                         "on validation rows")  # fmt: skip
+        raise UsageError(f"validation: got {job.validation:g}, which selects no row of {data.name}, expected a larger "
+                         "share, because compare chooses the strategy on validation rows")  # fmt: skip
     for cell in grid.cells():
         if cell.seed == grid.seeds[0] and cell.workers > 1:  # virtual ranks cannot tell whether one rank can serve itself
             _look(grid, place, cell, facts, data)

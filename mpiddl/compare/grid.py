@@ -136,7 +136,8 @@ def ranks_beside(strategy: Strategy, workers: int) -> int:
         ranks = range(workers + more)
         if sum(not strategy.placement(len(ranks), rank, len(ranks)).serves for rank in ranks) == workers:
             return more
-    raise UsageError(f"strategy: got {describe(strategy)}, expected one with {workers} computing and at most 64 serving ranks")
+    raise UsageError(f"strategy: got {describe(strategy)}, expected a strategy with {workers} ranks that compute "
+                     "and at most 64 ranks that only serve")
 
 
 def read_grid(path: Path, workers: Sequence[int] = ()) -> Grid:
@@ -151,10 +152,10 @@ def read_grid(path: Path, workers: Sequence[int] = ()) -> Grid:
     check_names(tables, ("train", "compare"), "table")
     for name in ("train", "compare"):
         if not isinstance(tables.get(name, {}), dict):
-            raise UsageError(f"{name}: got {tables[name]!r}, expected a table, [{name}]")
+            raise UsageError(f"{name}: got {tables[name]!r}, expected a table with the heading [{name}]")
     if "compare" not in tables:
-        raise UsageError(f"job file {path}: there is no [compare] table; expected one with strategies, workers and seeds "
-                         "(example: mpiddl compare --help)")  # fmt: skip
+        raise UsageError(f"job file {path}: got no [compare] table, expected this table with strategies, workers and "
+                         "seeds. mpiddl compare --help shows an example")  # fmt: skip
     return make_grid(tables.get("train", {}), tables["compare"], workers)
 
 
@@ -164,14 +165,15 @@ def make_grid(train: Mapping[str, Any], asked: Mapping[str, Any], workers: Seque
     train = without_aliases(train)
     for name, instead in NOT_SHARED.items():
         if name in train:
-            raise UsageError(f"{name}: got it in [train], expected {instead} instead: the comparison sets {name} itself")
+            raise UsageError(f"{name}: got a value in [train], expected {instead} instead, because the comparison sets {name} "
+                             "itself")
     job = make_job(train)
     contenders = _contenders(asked, train)
     counts = _counts("workers", list(workers) or asked.get("workers", 4))
     target = _number("target", asked.get("target", 0.0), 0.0, 1.0)
     if not job.validation:
-        raise UsageError("validation: got 0 in [train], expected a share above 0: compare chooses on validation rows and "
-                         "reports test rows")  # fmt: skip
+        raise UsageError("validation: got 0 in [train], expected a share above 0, because compare chooses the strategy on "
+                         "validation rows")  # fmt: skip
     baseline = asked.get("baseline", contenders[0].label)
     if baseline not in [contender.label for contender in contenders]:
         labels = ", ".join(contender.label for contender in contenders)
@@ -188,9 +190,10 @@ def make_grid(train: Mapping[str, Any], asked: Mapping[str, Any], workers: Seque
 def _contenders(asked: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Contender, ...]:
     entries = asked.get("strategies")
     if not isinstance(entries, list) or not entries:
-        raise UsageError(f"strategies: got {'none' if not entries else repr(entries)}, expected a list of one or more names")
+        raise UsageError(f"strategies: got {'none' if not entries else repr(entries)}, expected a list of one or more "
+                         "strategies")
     if len(entries) > MOST_CONTENDERS:
-        raise UsageError(f"strategies: got {len(entries)}, expected at most {MOST_CONTENDERS}")
+        raise UsageError(f"strategies: got {len(entries)} strategies, expected at most {MOST_CONTENDERS}")
     found: dict[str, Contender] = {}
     for entry in entries:
         contender = _contender(entry)
@@ -198,9 +201,9 @@ def _contenders(asked: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Con
         what = repr((contender.identity, job.as_dict()))
         if what in found:
             both = f"{found[what].label!r} and {contender.label!r}"
-            raise UsageError(f"strategies: got {both}, which are the same; expected each once")
+            raise UsageError(f"strategies: got {both}, which are the same strategy, expected each strategy only once")
         if contender.label in [other.label for other in found.values()]:
-            raise UsageError(f"strategies: got two with the label {contender.label!r}, expected different labels")
+            raise UsageError(f"strategies: got two strategies with the label {contender.label!r}, expected different labels")
         found[what] = contender
     return tuple(found.values())
 
@@ -226,9 +229,9 @@ def _counts(name: str, value: Any, least: int = 1) -> tuple[int, ...]:
     """Whole numbers, each once, from a number or a list of numbers."""
     values = value if isinstance(value, list) else [value]
     if not values or not all(isinstance(each, int) and not isinstance(each, bool) and each >= least for each in values):
-        raise UsageError(f"{name}: got {value!r}, expected whole numbers from {least}, such as [4, 8]")
+        raise UsageError(f"{name}: got {value!r}, expected whole numbers of {least} or more, such as [4, 8]")
     if len(set(values)) < len(values):
-        raise UsageError(f"{name}: got {value!r}, expected each once")
+        raise UsageError(f"{name}: got {value!r}, expected each value only once")
     return tuple(values)
 
 
@@ -237,14 +240,14 @@ def _seeds(value: Any) -> tuple[int, ...]:
         return _counts("seeds", value, 0)
     (count,) = _counts("seeds", value)
     if count > MOST_SEEDS:
-        raise UsageError(f"seeds: got {count}, expected at most {MOST_SEEDS}, or a list")
+        raise UsageError(f"seeds: got {count}, expected a number of seeds up to {MOST_SEEDS}, or a list of seeds")
     return tuple(range(1, count + 1))
 
 
 def _budget(asked: Mapping[str, Any]) -> tuple[str, float] | None:
     given = [name for name in BUDGETS if name in asked]
     if len(given) > 1:
-        raise UsageError(f"budget: got {' and '.join(given)}, expected one of {', '.join(BUDGETS)}")
+        raise UsageError(f"budget: got {' and '.join(given)}, expected only one of {', '.join(BUDGETS)}")
     return (given[0], _number(given[0], asked[given[0]], 1e-3 if given[0] == "seconds" else 1.0, 1e18)) if given else None
 
 

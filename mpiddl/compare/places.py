@@ -167,7 +167,8 @@ def _rate(text: str) -> str:
 def check_shared(folder: Path) -> None:
     """Raise a `UsageError` for a folder that the hosts of a testbed do not share."""
     if f"{os.path.realpath(folder)}/".startswith(("/run/", "/dev/shm/")):
-        raise UsageError(f"out: got {folder}, expected a folder that all hosts share: each host has its own /run and /dev/shm")
+        raise UsageError(f"out: got {folder}, expected a folder that all hosts share, because each host has its own "
+                         "/run and /dev/shm")
 
 
 def _hosts(text: str) -> tuple[int, int | None]:
@@ -183,7 +184,7 @@ def _words(text: str, env: Mapping[str, str]) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"launch: got {text!r}, expected words as for a shell: {error}") from None
+        raise UsageError(f"launch: got {text!r}, expected a command with correct shell quotes ({error})") from None
     if not words or not shutil.which(words[0], path=env.get("PATH", os.defpath)):
-        raise UsageError(f"launch: got {text!r}, expected a program on the PATH and its arguments")
+        raise UsageError(f"launch: got {text!r}, expected the name of a program in PATH, and its arguments")
     return words

@@ -64,11 +64,13 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock(self.folder / f".lock{self.suffix}")
         except OSError as error:
-            raise UsageError(f"out: {self.folder}: {error.strerror}; expected a folder that can be written") from None
+            raise UsageError(f"out: got {self.folder}, which cannot be written ({error.strerror}), expected a writable "
+                             "folder") from None
         if self._lock is None:
-            raise UsageError(f"out: {self.folder}: another comparison is running there; wait for it, or set another --out")
+            raise UsageError(f"out: another comparison is running in {self.folder}. Wait until it ends, or choose another "
+                             "--out")
         if not os.access(self.folder, os.W_OK):
-            raise UsageError(f"out: {self.folder}: permission denied; expected a folder that can be written")
+            raise UsageError(f"out: got {self.folder}, which cannot be written (permission denied), expected a writable folder")
 
     def open(self) -> None:
         """Read the finished cells."""

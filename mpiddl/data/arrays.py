@@ -64,7 +64,7 @@ class ArraySource:
         if self.class_names:
             classes = len(self.class_names)
             if task == "regression":
-                raise DataError(f"{self._y.name}: got strings, expected numbers as targets of a regression")
+                raise DataError(f"{self._y.name}: got strings, expected numbers, because the task is regression")
         self.task = task_of(self._y, task)
         self.n = self._x.shape[0]
         self.shape = self._x.shape[1:]
@@ -137,7 +137,7 @@ def dense(array: ArrayLike, name: str) -> np.ndarray:
     except (ValueError, TypeError, RuntimeError) as error:  # lists of several lengths; tensors that ask for a gradient
         raise DataError(f"{name}: got {kind}, expected an array ({error})") from error
     if not found.ndim:
-        raise DataError(f"{name}: got {kind}, expected an array with one entry a row")
+        raise DataError(f"{name}: got {kind}, expected an array with one entry for each row")
     return found
 
 
@@ -154,13 +154,13 @@ def check_pair(x: RowArray, y: RowArray) -> None:
             f"{x.name}: got shape {x.shape}, expected (rows, features) or (rows, height, width, ...)"
         )
     if not y.shape:
-        raise DataError(f"{y.name}: got a single number, expected one label a row")
+        raise DataError(f"{y.name}: got a single number, expected one label for each row")
     if x.shape[0] != y.shape[0]:
         raise DataError(
-            f"{y.name}: got {y.shape[0]} rows, expected {x.shape[0]} as {x.name} has: one label a row"
+            f"{y.name}: got {y.shape[0]} labels, expected {x.shape[0]}, one label for each row of {x.name}"
         )
     if x.shape[0] < 1:
-        raise DataError(f"{x.name}: got shape {x.shape}, expected one row or more")
+        raise DataError(f"{x.name}: got shape {x.shape}, expected at least one row")
 
 
 def feature_dtype(x: RowArray) -> np.dtype:
@@ -172,7 +172,7 @@ def feature_dtype(x: RowArray) -> np.dtype:
         If ``x`` holds no real numbers.
     """
     if x.dtype.kind not in "biuf":
-        raise DataError(f"{x.name}: got {x.dtype} as features, expected integers or real numbers")
+        raise DataError(f"{x.name}: got features of dtype {x.dtype}, expected integers or real numbers")
     if x.dtype == np.uint8:
         return np.dtype(np.uint8)
     return np.dtype(np.float64 if np.result_type(x.dtype, np.float32).itemsize > 4 else np.float32)
@@ -213,7 +213,7 @@ def arrays_data(
         If an argument cannot be taken, or only one of ``x_test`` and ``y_test`` is given.
     """
     if (x_test is None) != (y_test is None):
-        raise UsageError("x_test, y_test: got one of them, expected both or none")
+        raise UsageError("x_test and y_test: got only one of these arrays, expected both or neither")
     train = ArraySource(x, y, classes=classes, task=task, class_names=class_names)
     if x_test is None or y_test is None:
         kept, held_out = hold_out(train, test_fraction)
@@ -225,10 +225,10 @@ def arrays_data(
         train = ArraySource(x, y, classes=max(train.classes, seen or 0), task=train.task)
     test = ArraySource(x_test, y_test, classes=train.classes, task=train.task, class_names=train.class_names)
     if test.class_names != train.class_names:
-        raise DataError(f"{y_test.name}: got strings, expected class numbers as in training")
+        raise DataError(f"{y_test.name}: got strings, expected class numbers, as in training")
     for what in ("shape", "targets"):
         if getattr(train, what) != getattr(test, what):
             raise DataError(
-                f"{test.where(0)}: got {what} {getattr(test, what)}, expected {getattr(train, what)} as in training"
+                f"{test.where(0)}: got {what} {getattr(test, what)}, expected {getattr(train, what)}, as in training"
             )
     return Data(name, train, test, train.classes, prod(train.shape), train.class_names)

@@ -104,8 +104,8 @@ def _open(path: Path) -> RowArray:
     size = _unpacked_size(path) if packed else os.path.getsize(path)
     if size == 0 or size % RECORD:
         raise DataError(
-            f"{path}: got {size} bytes{' out of the gzip file' * packed}, expected a multiple of {RECORD} (label and "
-            f"{PIXELS} pixels): it is truncated or not a CIFAR-10 binary batch"
+            f"{path}: got {size} bytes{' after decompression' * packed}, expected a multiple of {RECORD} bytes (1 label and "
+            f"{PIXELS} pixels). The file is truncated, or is not a CIFAR-10 binary batch"
         )
     shape, kind = (size // RECORD, RECORD), np.dtype(np.uint8)
     if packed:

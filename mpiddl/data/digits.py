@@ -36,7 +36,7 @@ def _table() -> tuple[np.ndarray, np.ndarray]:
     found = find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
         raise DataError(
-            "digits: they come with scikit-learn, which is not installed here: pip install scikit-learn"
+            "digits: this data set is part of scikit-learn, which is not installed: pip install scikit-learn"
         )
     # Straight from the file: importing sklearn.datasets takes over two seconds on every rank.
     table = Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")

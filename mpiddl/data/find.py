@@ -74,7 +74,7 @@ def _locate(name: str, search: Sequence[Path]) -> Path:
     near = get_close_matches(name, sorted(set(_neighbours(name, search))), n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise UsageError(
-        f"data: got {name!r}, expected the built-in {BUILT_IN!r}, or a file or folder at "
+        f"data: got {name!r}, expected the built-in data set {BUILT_IN!r}, or an existing file or folder: "
         f"{' or '.join(map(str, places))}"
         f"{'' if search else ' (no search path is set)'}{hint}"
     )
@@ -97,7 +97,8 @@ def _open(path: Path, task: Task | None, test_fraction: float, class_names: Sequ
                 return opener(path, task, test_fraction, **options)
         raise DataError(f"{path}: got {_listing(path)}, expected {_wanted()}")
     if path.name.endswith((".gz", ".npy", ".bin", "ubyte")):
-        raise UsageError(f"data: got {path}, one file of a set, expected its folder {path.parent}")
+        raise UsageError(f"data: got {path}, which is one file of a data set, expected the folder of the data set: "
+                         f"{path.parent}")
     return npy.npz_data(path, task, test_fraction, class_names)
 
 

@@ -72,7 +72,7 @@ def hold_out(source: Source, fraction: float = TEST_FRACTION, seed: int = 0) -> 
         If ``fraction`` is outside [0, 1); the same on every rank.
     """
     if not 0 <= fraction < 1:
-        raise UsageError(f"test_fraction: got {fraction}, expected 0 to below 1")
+        raise UsageError(f"test_fraction: got {fraction}, expected a number of at least 0 and less than 1")
     if fraction == 0 or source.n < 2:
         return source, None
     held_out = min(max(round(fraction * source.n), 1), source.n - 1)

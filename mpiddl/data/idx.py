@@ -68,7 +68,7 @@ def _labels(folder: Path, name: str) -> RowArray:
 def _need(folder: Path, name: str) -> Path:
     path = _find(folder, name)
     if path is None:
-        raise DataError(f"{folder}: expected {name}[.gz] beside the MNIST files that are there")
+        raise DataError(f"{folder}: the file {name}[.gz] is missing, expected this file beside the other MNIST files")
     return path
 
 
@@ -87,7 +87,7 @@ def _open(path: Path, dimensions: int) -> RowArray:
     # Checked before memory is asked for; the exact length of what is packed shows only in reading.
     if wanted > DEFLATE_RATIO * size if packed else wanted != size:
         raise DataError(
-            f"{path}: got {size} bytes, expected {wanted} for the shape {shape} in its header"
+            f"{path}: got {size} bytes, expected {wanted} bytes for the shape {shape} in its header"
         )
     if packed:
         return StreamedRows(str(path), str(path), lambda: open_bytes(path), skip, shape, kind)
@@ -100,7 +100,7 @@ def _header(path: Path, dimensions: int) -> tuple[int, ...]:
     with reading(path), open_bytes(path) as file:
         header = file.read(size)
     if len(header) < size:
-        raise DataError(f"{path}: got {len(header)} bytes, expected a header of {size}")
+        raise DataError(f"{path}: got {len(header)} bytes, expected a header of {size} bytes")
     magic, *shape = struct.unpack(f">{1 + dimensions}I", header)
     if magic != 0x800 + dimensions:  # 0x08 says unsigned bytes, the last byte counts the dimensions
         raise DataError(

@@ -15,7 +15,7 @@ Task = Literal["classification", "regression"]
 FEW_LABELS = (
     32  # below this a handful of rows may skip class numbers; a byte that was damaged is mostly above it
 )
-AS_STRINGS = "other labels may be given as strings, y.astype(str)"
+AS_STRINGS = "Convert other labels to strings with y.astype(str)"
 ROWS_TO_SEE_ALL = (
     10  # rows a class from which a set is expected to show every class: one in e^10 = 22,000 is missed
 )
@@ -34,17 +34,17 @@ def task_of(labels: RowArray, task: Task | None) -> Task:
     if task not in (None, "classification", "regression"):
         raise UsageError(f"task: got {task!r}, expected 'classification' or 'regression'")
     if labels.dtype.kind not in "biuf":
-        raise DataError(f"{labels.name}: got {labels.dtype} as labels, expected integers or floats")
+        raise DataError(f"{labels.name}: got labels of dtype {labels.dtype}, expected integers or floats")
     task = task or ("regression" if labels.dtype.kind == "f" else "classification")
     columns = labels.shape[1:]
     if task == "classification" and columns not in ((), (1,)):
         raise DataError(
-            f"{labels.name}: got shape {labels.shape}, expected class numbers of shape (rows,); "
-            f"turn one-hot rows into class numbers with y.argmax(1)"
+            f"{labels.name}: got shape {labels.shape}, expected class numbers of shape (rows,). "
+            f"Convert one-hot rows to class numbers with y.argmax(1)"
         )
     if len(columns) > 1:
         raise DataError(
-            f"{labels.name}: got shape {labels.shape}, expected (rows,) or (rows, k) for regression"
+            f"{labels.name}: got shape {labels.shape}, expected shape (rows,) or (rows, k) for regression"
         )
     return task
 
@@ -73,7 +73,7 @@ def strings(labels: RowArray) -> np.ndarray | None:
         return None
     if odd:
         came = values[odd[0]]
-        raise DataError(f"{labels.name}, row {odd[0]}: got label {came!r}, expected a string as in other rows")
+        raise DataError(f"{labels.name}, row {odd[0]}: got label {came!r}, expected a string, as in other rows")
     return np.array(values).reshape(found.shape)
 
 
@@ -95,7 +95,7 @@ def numbered(labels: RowArray, names: Sequence[str] | None = None) -> tuple[tupl
     found = strings(labels)
     if found is None:
         if names:
-            raise DataError(f"{labels.name}: got {labels.dtype} as labels, expected {shown_names(names)} as in training")
+            raise DataError(f"{labels.name}: got labels of dtype {labels.dtype}, expected {shown_names(names)}, as in training")
         return None, labels
     own, numbers = np.unique(found, return_inverse=True)
     numbers = numbers.reshape(found.shape)
@@ -103,8 +103,8 @@ def numbered(labels: RowArray, names: Sequence[str] | None = None) -> tuple[tupl
         names = tuple(own.tolist())
         if len(names) > max(FEW_LABELS, len(found) // 2):
             raise DataError(
-                f"{labels.name}: got {len(names)} different strings in {len(found)} rows, expected labels that repeat; "
-                f"convert numbers in strings with y.astype(float)"
+                f"{labels.name}: got {len(names)} different strings in {len(found)} rows, expected labels that occur in "
+                f"several rows. Convert numbers in strings with y.astype(float)"
             )
     else:
         place = {name: number for number, name in enumerate(names)}
@@ -171,14 +171,14 @@ def count_classes(labels: np.ndarray, name: str) -> int:
     DataError
         If a label is negative or implausibly large; the same on every rank.
     """
-    wanted = f"0 to classes-1, with no more classes than rows ({len(labels)}); {AS_STRINGS}"
+    wanted = f"0 to classes-1, with no more classes than rows ({len(labels)}). {AS_STRINGS}"
     _refuse((labels >= 0) & (labels < max(len(labels), FEW_LABELS)), labels, name, wanted)
     classes = int(labels.max()) + 1
     used = np.count_nonzero(np.bincount(labels))
     if 2 * used < classes <= len(labels):
         raise DataError(
-            f"{name}, row {np.argmax(labels)}: got label {classes - 1} though only {used} different labels occur, "
-            f"expected 0 to classes-1 without such gaps; {AS_STRINGS}"
+            f"{name}, row {np.argmax(labels)}: got label {classes - 1}, but only {used} different labels occur, "
+            f"expected labels from 0 to classes-1 without such gaps. {AS_STRINGS}"
         )
     return classes
 

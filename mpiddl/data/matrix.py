@@ -131,7 +131,7 @@ def _check(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.dtype:
     if dtype.kind not in "uif" or dtype.itemsize > 8:
         raise DataError(f"{name}: got {dtype}, expected real numbers of at most 64 bits")
     if len(shape) < 2:
-        raise DataError(f"{name}: got shape {shape}, expected rows and columns")
+        raise DataError(f"{name}: got shape {shape}, expected two or more dimensions: rows and columns")
     return float_of(dtype)
 
 
@@ -141,10 +141,10 @@ def _open_archive(path: Path, member: str) -> Matrix:
     if not member and {"format", "data", "shape"} <= set(names):
         return _open_sparse(path)
     if member and member not in names:
-        raise DataError(f"{path}: got {member!r} as the array's name, expected one of {', '.join(names)}")
+        raise DataError(f"{path}: got the array name {member!r}, expected one of {', '.join(names)}")
     if not member and len(names) != 1:
-        raise UsageError(f"file: got {path}, which holds {', '.join(names)}, expected one of them: "
-                         f"{path}:{names[0] if names else 'NAME'}")
+        raise UsageError(f"file: got {path} without an array name, expected one of the arrays in this file "
+                         f"({', '.join(names) or 'there are none'}): {path}:{names[0] if names else 'NAME'}")
     return _of_rows(open_member(path, f"{member or names[0]}.npy"))
 
 
@@ -155,7 +155,7 @@ def _open_sparse(path: Path) -> Matrix:
         with reading(path):
             whole = sparse.load_npz(path).tocsr()
     except (ValueError, KeyError) as error:
-        raise DataError(f"{path}: damaged, or no sparse matrix ({error})") from None
+        raise DataError(f"{path}: the file is damaged, or contains no sparse matrix ({error})") from None
     dtype = _check(str(path), whole.shape, whole.dtype)
     return Matrix(str(path), whole.shape[0], whole.shape[1:], dtype, lambda rows: whole[rows.start : rows.stop].astype(dtype),
                   parts=False)
@@ -165,7 +165,8 @@ def _open_hdf5(path: Path, member: str) -> Matrix:
     try:
         import h5py
     except ImportError:
-        raise UsageError(f"file: {path} needs h5py, which is not installed: pip install 'mpiddl[hdf5]'") from None
+        raise UsageError(f"file: {path} needs h5py, which is not installed. Install it with: pip install "
+                         "'mpiddl[hdf5]'") from None
     with reading(path), h5py.File(path, "r") as file:
         found: list[str] = []
         file.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
@@ -186,7 +187,7 @@ def _open_netcdf3(path: Path, member: str) -> Matrix:
         try:
             return netcdf_file(path, "r", mmap=True, maskandscale=False)
         except (ValueError, TypeError, IndexError) as error:
-            raise DataError(f"{path}: truncated, damaged, or a kind of NetCDF that SciPy does not read ({error})") from None
+            raise DataError(f"{path}: the file is damaged, or has a NetCDF format that SciPy does not read ({error})") from None
 
     with reading(path), opened() as file:
         _check_member(path, member, list(file.variables))
@@ -202,7 +203,8 @@ def _open_netcdf3(path: Path, member: str) -> Matrix:
 
 def _check_member(path: Path, member: str, found: list[str]) -> None:
     if member not in found:
-        raise UsageError(f"file: got {path}, which holds {', '.join(found) or 'nothing'}, expected one of them: {path}:NAME")
+        raise UsageError(f"file: got the variable name {member!r} for {path}, expected one of the variables in this file "
+                         f"({', '.join(found) or 'there are none'}): {path}:NAME")
 
 
 def _meaning(where: str, attribute: Callable[[str], Any]) -> tuple[list[Any], np.generic | None, np.generic | None]:
@@ -212,7 +214,7 @@ def _meaning(where: str, attribute: Callable[[str], Any]) -> tuple[list[Any], np
         value = attribute(name)
         if value is not None:
             if np.size(value) != 1 or np.asarray(value).dtype.kind not in "buif":
-                raise DataError(f"{where}: {name}: got {value!r}, expected a number")
+                raise DataError(f"{where}: attribute {name}: got {value!r}, expected a number")
             found[name] = np.ravel(value)[0]
     missing = [found[name] for name in ("_FillValue", "missing_value") if name in found]
     return missing, found.get("scale_factor"), found.get("add_offset")
