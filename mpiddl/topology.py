@@ -105,5 +105,5 @@ def neighbours(comm: Any) -> Neighbours:
     one integer. None afterwards.
     """
     if comm.freed:
-        raise CommError("comm: got a freed communicator, expected one in use")
+        raise CommError("comm: got a freed communicator, expected a communicator that was not freed")
     return comm.kept("neighbours", lambda: Neighbours(comm))

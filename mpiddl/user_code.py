@@ -93,7 +93,7 @@ def _attribute(argument: str, text: str, module: str, name: str) -> Any:
         remedy = f"expected a module in {os.curdir if isinstance(error, OSError) else here} or an installed module"
         if text.split(":")[0].endswith(".py"):
             remedy = f"expected the module's name without .py: {text.replace('.py:', ':', 1)}"
-        raise UsageError(f"{argument}: the module of {text!r} cannot be imported ({_said(error)}); {remedy}") from None
+        raise UsageError(f"{argument}: got {text!r}, whose module cannot be imported ({_said(error)}); {remedy}") from None
     if not hasattr(found, name):
         own = [key for key, value in vars(found).items() if callable(value) and getattr(value, "__module__", "") == module]
         raise UsageError(f"{argument}: got {text!r}, expected a name that {module} defines: {', '.join(own) or 'none'}")

@@ -99,7 +99,7 @@ USAGE = {
     "not a number": (("--epochs", "many"), "'many' is not a valid integer"),
     "out of range": (("--rate", "-1"), "rate: got -1, expected 0 or more"),
     "unknown strategy": (("--strategy", "allreduse"), "did you mean 'allreduce'?"),
-    "unknown key of a strategy": (("--strategy", "local-sgd:perod=3"), "expected period=8"),
+    "unknown key of a strategy": (("--strategy", "local-sgd:perod=3"), "expected parameters among period=8"),
     "unknown data": (("--data", "digit"), "did you mean digits?"),
     "batch too large": (("--batch", "99999"), "batch"),
     "resume without a folder": (("--resume",), "without a folder"),

@@ -152,7 +152,7 @@ def test_what_stops_at_the_last_epoch_is_chosen_by_the_finished_model():
 def test_no_validation_rows_are_refused_before_anything_runs():
     with pytest.raises(UsageError, match=r"validation: got 0 in \[train\], expected a share above 0"):
         make_grid({"validation": 0.0}, {"strategies": ["ring"]})
-    with pytest.raises(UsageError, match="validation: got 1e-05, no row of digits"):
+    with pytest.raises(UsageError, match="validation: got 1e-05, which selects no row of digits"):
         check(make_grid({"validation": 1e-5}, {"strategies": ["ring"], "workers": 2}), Simulated(1, {}), [])
 
 

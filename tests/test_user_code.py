@@ -243,7 +243,7 @@ def test_strategies_by_name():
 
 
 WRONG = {
-    "no module": (("--model", "nowhere:Net"), "model: the module of 'nowhere:Net' cannot be imported"),
+    "no module": (("--model", "nowhere:Net"), "model: got 'nowhere:Net', whose module cannot be imported"),
     "a file": (("--model", "own_code.py:Linear"), "expected the module's name without .py: own_code:Linear"),
     "no such name": (("--model", "own_code:Lin"), "expected a name that own_code defines: Linear, Column, "),
     "no model": (("--model", "own_code:Plain"), "model: got Plain without the attributes shapes, gradient, predict"),
