@@ -212,7 +212,7 @@ def test_packed_by_what_is_no_number(value, tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = np.ones((3, 2))
         file["x"].attrs["scale_factor"] = value
-    with pytest.raises(DataError, match=r"x\.h5:x: scale_factor: got .*, expected a number"):
+    with pytest.raises(DataError, match=r"x\.h5:x: attribute scale_factor: got .*, expected a number"):
         open_matrix(str(tmp_path / "x.h5:x"))
 
 
