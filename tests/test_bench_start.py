@@ -51,7 +51,7 @@ def test_several_ranks_need_mpiexec(monkeypatch):
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (("--ranks", "0"), "ranks: got '0', expected whole numbers from 1"),
+    (("--ranks", "0"), "ranks: got '0', expected whole numbers of 1 or more"),
     (("--json", "/nowhere/at/all.json"), "json: /nowhere/at/all.json"),
 ])
 def test_nonsense_is_told(command, flags, said):

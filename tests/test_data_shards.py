@@ -210,9 +210,9 @@ def test_a_users_own_source_is_enough():
     [
         (np.ones((4, 2)), np.array([0, 1, 3, 0]), DataError, "own row 2: got label 3, expected 0 to 2"),
         (np.ones((4, 2)), np.array([0, 1, -1, 0]), DataError, "own row 2: got label -1"),
-        (np.ones((4, 3)), np.zeros(4, int), ShapeError, r"x float64 \(4, 3\).*expected x .*\(4, 2\)"),
-        (np.ones((4, 2), int), np.zeros(4, int), ShapeError, "x int64.*uint8 or float32 or float64"),
-        (np.ones((4, 2)), np.zeros(4), ShapeError, r"y float64 \(4,\).*y int64 \(4,\)"),
+        (np.ones((4, 3)), np.zeros(4, int), ShapeError, r"x of float64 and shape \(4, 3\).*expected x .*\(4, 2\)"),
+        (np.ones((4, 2), int), np.zeros(4, int), ShapeError, "x of int64.*uint8 or float32 or float64"),
+        (np.ones((4, 2)), np.zeros(4), ShapeError, r"y of float64 and shape \(4,\).*y of int64 and shape \(4,\)"),
     ],
 )
 def test_a_source_that_breaks_its_promise_is_refused(x, y, error, message):
