@@ -90,5 +90,5 @@ def test_resumed_with_the_bits_of_a_run_that_was_not_stopped(comm, tmp_path, str
 
 @pytest.mark.parametrize("spec", ["two-step:form=round", "ring:overlap=yes", "two-step:leader=1"])
 def test_parameters_that_make_no_sense(spec):
-    with pytest.raises(UsageError, match=r"expected (slices or leader|int|form=slices)"):
+    with pytest.raises(UsageError, match=r"expected (slices or leader|a value of type int|parameters among form=slices)"):
         mpiddl.train("mlp", "digits", strategy=spec, **JOB)

@@ -161,7 +161,7 @@ def test_a_users_own_model_and_arrays(strategy, tmp_path):
     assert abs(result.params["a"][0] - 3) < 1e-3
     assert result.predict(np.array([[2.0]])) == pytest.approx(6, abs=1e-2)
     assert result.summary["test_accuracy"] is None and result.history[0]["accuracy"] is None
-    with pytest.raises(CheckpointError, match="a model of your own"):
+    with pytest.raises(CheckpointError, match="your own model"):
         mpiddl.load(tmp_path)
 
 
