@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_uncaught import Rank
 
 from mpiddl.cli import main
 from mpiddl.compare.advice import advise
@@ -167,19 +169,6 @@ def test_why_a_run_has_failed_is_told(code, text, said):
     assert reason(Ended(code, text), 60) == said
 
 
-class World:
-    """Rank 1 of 3 of a job that can be ended."""
-
-    def Get_rank(self):
-        return 1
-
-    def Get_size(self):
-        return 3
-
-    def Abort(self, code):
-        raise SystemExit(code)
-
-
 OPEN_MPI_ENDED = """--------
 prterun detected that one or more processes exited with non-zero status,
 thus causing the job to be terminated. The first process to do so was:
@@ -200,8 +189,9 @@ def test_the_error_of_a_run_on_several_ranks_is_told(capsys, monkeypatch, error,
         error.speaks, error.ranks = True, "ranks 0, 1, 2"
         uncaught._Once(None)(type(error), error, None)
     else:
+        monkeypatch.setattr(os, "_exit", sys.exit)
         with pytest.raises(SystemExit):
-            uncaught.end_job(World(), error, alone)
+            uncaught.end_job(Rank(), error, alone)
     assert reason(Ended(1, capsys.readouterr().err + OPEN_MPI_ENDED), 60) == said
 
 
