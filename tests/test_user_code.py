@@ -179,7 +179,9 @@ def test_code_that_only_a_checkpoint_names_is_not_imported(folder, capsys):
         mpiddl.load("run")
     for words in (["evaluate", "run"], ["predict", "run", "digits", "-o", "out.npy"]):
         code = call(*words)
-        expect(Finished(code, *capsys.readouterr()), 1, "expected this model as well: --model own_code:Linear\n")
+        expect(Finished(code, *capsys.readouterr()), 1, "expected this model as well: `--model own_code:Linear`\n")
+    with pytest.raises(CheckpointError, match="expected this model as well: `model='own_code:Linear'`"):
+        evaluate_run("run")
     assert "own_code" not in sys.modules
     mpiddl.train("own_code:MLP2", "digits", epochs=1, out="run", overwrite=True, quiet=True)
     with pytest.raises(CheckpointError, match="expected this model as well"):
