@@ -34,6 +34,9 @@ EXIT_S = 1.0
 INNER = {"mpiddl", "sklearn", "joblib", "numpy", "scipy", "numba"} | sys.stdlib_module_names
 """Packages whose frames tell a user nothing."""
 
+spell: Callable[[str], str] = str
+"""Puts a message into the words of the program's user; the command line sets it."""
+
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
     """A public function: an `MpiddlError` leaves it without the frames inside this package."""
@@ -152,7 +155,7 @@ def text(error: BaseException) -> str:
 
 
 def _words(error: BaseException) -> str:
-    return str(error) if isinstance(error, MpiddlError) else trace_of(error)
+    return spell(str(error)) if isinstance(error, MpiddlError) else trace_of(error)
 
 
 def trace_of(error: BaseException) -> str:
