@@ -43,7 +43,7 @@ def evaluate_run(run: Path, data: str | None = None, comm: Any = None, model: An
     """
     with connected(comm, os.environ) as link:
         with agreed(link):
-            trained = load_with(run, model, "--model")
+            trained = load_with(run, model, by_name=True)
             found = _open(trained, data)
             if found.test is None:
                 raise DataError(f"data: the data set {found.name} has no test rows, expected a data set with test rows")
@@ -83,7 +83,7 @@ def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any
         with agreed(link):
             if output.is_dir() or not output.name:
                 raise UsageError(f"output: got the folder {output}, expected the name of a .npy file to write")
-            trained = load_with(run, model, "--model")
+            trained = load_with(run, model, by_name=True)
             inputs = _Inputs(trained, rows)
         try:
             with agreed(link):

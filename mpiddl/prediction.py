@@ -130,8 +130,8 @@ def load(path: str | Path, model: Any = None) -> Trained:
     return load_with(path, model)
 
 
-def load_with(path: str | Path, model: Any, flag: str = "") -> Trained:
-    """`load`; ``flag`` is what gives the model on the command line, for messages."""
+def load_with(path: str | Path, model: Any, by_name: bool = False) -> Trained:
+    """`load`; ``by_name``: messages name the model by its module and class, as the command line takes it."""
     found = checkpoint.load(path)
     about = found.manifest
     job = make_job({name: value for name, value in about["job"].items() if name in FIELDS})
@@ -140,20 +140,20 @@ def load_with(path: str | Path, model: Any, flag: str = "") -> Trained:
             raise UsageError(f"model: got {model!r}, expected an object or a name such as 'module:Class'")
         model = own_model(model, about["data"]["features"], about["data"]["outputs"])
     if model is None:
-        model = _network(found, job, flag)
+        model = _network(found, job, by_name)
     check_model(model)
     params = FlatBuffer(model.shapes, job.dtype)
     checkpoint.fill_params(params, found)
     return Trained(model, params, job, about)
 
 
-def _network(found: Checkpoint, job: Job, flag: str) -> MLP:
+def _network(found: Checkpoint, job: Job, by_name: bool) -> MLP:
     """The network that a checkpoint describes; code that it names is not imported."""
     about = dict(found.manifest["model"])
     kind = about.pop("kind", None)
     if kind != "MLP" or "sizes" not in about:  # a user's class may have this name, too
         name = job.model if is_reference(job.model) else f"MODULE:{kind}"
-        remedy = f"{flag} {name}" if flag else f"mpiddl.load({str(found.path)!r}, model={kind}(...))"
+        remedy = f"`model={name!r}`" if by_name else f"mpiddl.load({str(found.path)!r}, model={kind}(...))"
         raise CheckpointError(f"{found.path}: holds parameters of your own model ({kind}), expected this model as well: "
                               f"{remedy}")
     return MLP(**{each.name: about[each.name] for each in fields(MLP) if each.name in about and each.name != "threads"})

@@ -11,7 +11,7 @@ LEAST_LOSS_S = 0.1
 LEAST_RATIO = 1.5
 """How many times as long as the estimate for one rank a run has to take. The estimate is rough."""
 
-LESS_OFTEN = "or a strategy that communicates less often, such as --strategy local-sgd"
+LESS_OFTEN = "or a strategy that communicates less often, such as `strategy='local-sgd'`"
 
 
 def shared_cores(nodes: Iterable[tuple[int, int]]) -> str:

@@ -35,6 +35,8 @@ from mpiddl.version import __version__
 from mpiddl.warming import warm
 
 WEIGHTS = 16  # purpose of the generator that draws the initial weights (mpiddl.data.draws keeps 0 to 15)
+
+
 @dataclass(frozen=True)
 class Session:
     """Everything a run needs, ready; see `open_session`."""

@@ -305,7 +305,7 @@ def _too_many_ranks(control: Any, session: Session, splits: list[Split]) -> list
         said.append(rank_count.small_job([split.compute for split in works],
                                          [split.communication + split.waiting for split in works],
                                          rank_count.LESS_OFTEN if session.strategy.sums_gradients else ""))
-    return [sentence for sentence in said if sentence]
+    return [session.request.spell(sentence) for sentence in said if sentence]
 
 
 def _checksum(session: Session, state: State, manifest: dict[str, Any] | None) -> str | None:

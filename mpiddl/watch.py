@@ -219,8 +219,10 @@ class Watch:
 def consensus(comm: Comm, model: Any, strategy: Strategy, state: State) -> FlatBuffer:
     """The common model of all ranks: the strategy's, or the replicated parameters, or the mean of all parameters.
 
-    Communication ------------- Collective over ``comm``, which the strategy's steps do not use: that of `Strategy.model`, or an
-    all-reduce of the parameters.
+    Communication
+    -------------
+    Collective over ``comm``, which the strategy's steps do not use: that of `Strategy.model`, or an all-reduce of the
+    parameters.
     """
     told = strategy.model(comm, state.strategy, state.params.flat)
     if told is None:

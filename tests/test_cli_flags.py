@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import os
+import sys
 
 import pytest
 from harness.sources import modules
+from test_uncaught import Rank
 
 import mpiddl
 from mpiddl.cli.commands import mpiddl as commands
 from mpiddl.cli.flags import OPTION, in_flags
 from mpiddl.errors import UsageError
+from mpiddl.transport import uncaught
 
 pytestmark = pytest.mark.no_mpi
 
@@ -77,3 +81,18 @@ def test_a_message_in_python_and_on_the_command_line(capsys, tmp_path):
         main(["train", "--out", str(tmp_path)])
     said = capsys.readouterr().err
     assert "continue it with `--resume`, replace it with `--overwrite`, or name another folder: `--out DIR`" in said
+
+
+def test_a_rank_that_ends_the_job_speaks_in_flags_on_the_command_line_only(capsys, monkeypatch):
+    from mpiddl.cli import main
+
+    error = UsageError("out: got a run, continue it with `resume=True`")
+    monkeypatch.setattr(uncaught, "spell", str)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    for flag in ("`resume=True`", "`--resume`"):
+        with pytest.raises(SystemExit):
+            uncaught.end_job(Rank(), error)
+        assert flag in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            main(["--version"])
+        capsys.readouterr()

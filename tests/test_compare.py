@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_uncaught import Rank
 
 from mpiddl.cli import main
 from mpiddl.compare.advice import advise
@@ -22,6 +25,7 @@ from mpiddl.compare.study import Study
 from mpiddl.compare.writing import remember, write_report
 from mpiddl.errors import MpiddlError, UsageError
 from mpiddl.strategies import NAMES, make_strategy
+from mpiddl.transport import uncaught
 
 pytestmark = pytest.mark.no_mpi
 
@@ -163,6 +167,32 @@ HYDRA = """
 ])  # fmt: skip
 def test_why_a_run_has_failed_is_told(code, text, said):
     assert reason(Ended(code, text), 60) == said
+
+
+OPEN_MPI_ENDED = """--------
+prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-h4-7@1,1]
+   Exit code:    1
+--------
+"""
+
+
+@pytest.mark.parametrize(("error", "said"), [(UsageError("rate: got -1"), "rate: got -1"), (OSError("shard 7"), "shard 7")])
+@pytest.mark.parametrize("alone", ["", " in loader", None])
+def test_the_error_of_a_run_on_several_ranks_is_told(capsys, monkeypatch, error, said, alone):
+    with suppress(type(error)):
+        raise error
+    if alone is None:
+        monkeypatch.setattr(uncaught, "_speaks", lambda error: True)
+        error.speaks, error.ranks = True, "ranks 0, 1, 2"
+        uncaught._Once(None)(type(error), error, None)
+    else:
+        monkeypatch.setattr(os, "_exit", sys.exit)
+        with pytest.raises(SystemExit):
+            uncaught.end_job(Rank(), error, alone)
+    assert reason(Ended(1, capsys.readouterr().err + OPEN_MPI_ENDED), 60) == said
 
 
 @pytest.mark.parametrize(("asked", "train", "said"), [

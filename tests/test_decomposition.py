@@ -193,6 +193,21 @@ def test_a_clone_shares_the_communicator_and_a_pickle_leaves_it_out(comm):
     np.testing.assert_array_equal(again.components_, pca.components_)
 
 
+class OfMany(PCA):
+    """A caller's own, which hands most of what it is given to `PCA`."""
+
+    def __init__(self, n_components=2, **others):
+        super().__init__(n_components, **others)
+
+
+@pytest.mark.mpi
+def test_an_estimator_of_ones_own_may_take_any_keywords(comm):
+    x = rows_of_all(60, 12)
+    found = OfMany(3, random_state=0, comm=comm).fit(mine(x, comm))
+    assert found.get_params() == {"n_components": 3}
+    check(found, x, 3, "float64")
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("components", [None, 2, 12, 0.9])
 @pytest.mark.parametrize("columns", [10, 30])

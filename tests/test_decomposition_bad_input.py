@@ -204,5 +204,13 @@ def test_no_rows_at_all():
 
 @pytest.mark.mpi(min_size=2)
 def test_no_rows_on_any_rank(comm):
-    with pytest.raises(MpiddlError, match="got no row with a sample_weight above zero"):
-        PCA(2, comm=comm).fit(np.empty((0, 4)))
+    for weights in (None, np.empty(0)):
+        with pytest.raises(MpiddlError, match="X: got 0 rows on all ranks, expected one or more"):
+            PCA(2, comm=comm).fit(np.empty((0, 4)), sample_weight=weights)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_rows_of_weight_zero_on_one_rank_and_none_on_others(comm):
+    rows = np.ones((int(comm.rank == 1), 4))
+    with pytest.raises(MpiddlError, match="X: got no row with a sample_weight above zero"):
+        PCA(2, comm=comm).fit(rows, sample_weight=np.zeros(len(rows)))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.sources import modules
 
 pytestmark = pytest.mark.no_mpi
 
@@ -72,3 +73,9 @@ def test_paragraphs_are_short(name):
     for paragraph in paragraphs(ROOT / "docs" / f"{name}.md"):
         count = len(paragraph.split())
         assert count <= WORDS, f"{name}.md: {count} words, expected {WORDS} or fewer: {paragraph[:70]}..."
+
+
+def test_headings_in_docstrings_have_a_line_of_their_own():
+    for module, path in modules().items():
+        joined = re.search(r"^ *[A-Z][A-Za-z ]+ -{4,}.*", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert not joined, f"{module}: {joined and joined[0]}"

@@ -45,6 +45,12 @@ def test_only_pure_python_is_asked_for_by_default():
     }  # fmt: skip
 
 
+def test_click_has_the_names_that_the_command_line_uses():
+    """`NoArgsIsHelpError` came with click 8.2."""
+    (least,) = [line.partition(">=")[2] for line in CONFIG["project"]["dependencies"] if line.startswith("click")]
+    assert tuple(map(int, least.split("."))) >= (8, 2)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The wheel, built from a copy: setuptools leaves its traces beside the sources."""

@@ -9,8 +9,10 @@ import pytest
 
 import mpiddl
 from mpiddl import launch, rank_count, report, threads, training
+from mpiddl.cli.flags import in_flags
 from mpiddl.decomposition import run as decomposition_run
 from mpiddl.metrics import Split
+from mpiddl.request import Request
 from mpiddl.transport.start import initialise
 
 YIELD = "OMPI_MCA_mpi_yield_when_idle"
@@ -57,14 +59,16 @@ def test_the_final_table_ends_with_them(capsys):
 
 
 @pytest.mark.mpi
-def test_the_summary_of_a_run_says_it(comm, monkeypatch):
+@pytest.mark.parametrize(("spell", "remedy"), [(str, "`strategy='local-sgd'`"), (in_flags, "`--strategy local-sgd`")])
+def test_the_summary_of_a_run_says_it_in_the_callers_words(comm, monkeypatch, spell, remedy):
     monkeypatch.setattr(training, "node", lambda link: (link.size, 1))
     monkeypatch.setattr(rank_count, "LEAST_RATIO", 0.0)
     monkeypatch.setattr(rank_count, "LEAST_LOSS_S", -1e9)
-    said = mpiddl.train("mlp", "digits", comm=comm, epochs=1, quiet=True).summary["too_many_ranks"]
+    request = Request("mlp", "digits", None, None, False, False, True, None, None, {"epochs": 1}, spell=spell)
+    said = training.run(request, comm).summary["too_many_ranks"]
     assert len(said) == (2 if comm.size > 1 else 0)
     if said:
-        assert f"{comm.size} ranks share 1 core" in said[0] and "--strategy local-sgd" in said[1]
+        assert f"{comm.size} ranks share 1 core" in said[0] and remedy in said[1]
 
 
 @pytest.mark.mpi(min_size=2)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mpiddl.clock import now
-from mpiddl.errors import CommError, DataError, MismatchError, UsageError
+from mpiddl.errors import CommError, DataError, MismatchError, MpiddlError, UsageError
+from mpiddl.testbed.rights import TestbedError
 from mpiddl.transport import virtual
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.transport.align import clock_offset
@@ -157,6 +158,19 @@ def test_an_error_of_one_rank_is_raised_on_all(link):
         if link.rank == last:
             raise DataError("x.npy: damaged")
     assert str(caught.value) == ("x.npy: damaged" if link.size == 1 else f"x.npy: damaged (on rank {last} of {link.size})")
+
+
+class Unreadable(DataError):
+    """A caller's own kind of error."""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("kind", "raised"), [(TestbedError, MpiddlError), (Unreadable, DataError)])
+def test_an_error_of_a_class_that_is_defined_elsewhere_is_raised_on_all(link, kind, raised):
+    with pytest.raises(raised, match="not today") as caught, agreed(link):
+        if link.rank == link.size - 1:
+            raise kind("not today")
+    assert caught.type is raised
 
 
 @pytest.mark.mpi(min_size=2)

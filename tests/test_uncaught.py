@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import traceback
@@ -211,6 +212,35 @@ def test_the_message_of_a_bug_names_the_ranks():
     bug.ranks = "rank 3"
     assert uncaught.text(bug) == "rank 3 failed:\nKeyError: 'w'"
     assert uncaught.text(CommError("rank 1 failed")) == "rank 1 failed"
+
+
+class Rank:
+    """Rank 1 of 3, whose Abort may return, as Open MPI's, or ``fail``."""
+
+    def __init__(self, fail=None):
+        self.codes, self._fail = [], fail
+
+    def Get_rank(self):
+        return 1
+
+    def Get_size(self):
+        return 3
+
+    def Abort(self, code):
+        self.codes.append(code)
+        if self._fail:
+            raise self._fail
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("fail", [None, RuntimeError("MPI is finalized")])
+@pytest.mark.parametrize(("error", "code"), [(UsageError("rate: got -1"), 2), (OSError("shard 7"), 1)])
+def test_the_process_ends_where_abort_returns(monkeypatch, fail, error, code):
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    rank = Rank(fail)
+    with pytest.raises(SystemExit) as ended:
+        uncaught.end_job(rank, error)
+    assert rank.codes == [code] == [ended.value.code]
 
 
 def test_an_error_of_all_that_only_one_rank_lets_go_is_printed_by_that_rank(mpirun, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from mpiddl.cli import main
 from mpiddl.compare.grid import make_grid
 from mpiddl.errors import CheckpointError, UsageError
 from mpiddl.inference import evaluate_run, predict_run
-from mpiddl.strategies import make_strategy
+from mpiddl.strategies import AllReduce, make_strategy, spelled
 from mpiddl.transport import virtual
 from mpiddl.user_code import make, source_checksum
 
@@ -178,7 +179,9 @@ def test_code_that_only_a_checkpoint_names_is_not_imported(folder, capsys):
         mpiddl.load("run")
     for words in (["evaluate", "run"], ["predict", "run", "digits", "-o", "out.npy"]):
         code = call(*words)
-        expect(Finished(code, *capsys.readouterr()), 1, "expected this model as well: --model own_code:Linear\n")
+        expect(Finished(code, *capsys.readouterr()), 1, "expected this model as well: `--model own_code:Linear`\n")
+    with pytest.raises(CheckpointError, match="expected this model as well: `model='own_code:Linear'`"):
+        evaluate_run("run")
     assert "own_code" not in sys.modules
     mpiddl.train("own_code:MLP2", "digits", epochs=1, out="run", overwrite=True, quiet=True)
     with pytest.raises(CheckpointError, match="expected this model as well"):
@@ -315,3 +318,14 @@ def test_changed_code_is_other_code(folder):
     before = source_checksum("own_code:Plain")
     (folder / "own_code.py").write_text(SOURCE + "\n# changed\n")
     assert source_checksum("own_code:Plain") != before
+
+
+@dataclass(frozen=True)
+class Ruled(AllReduce):
+    """A strategy whose ``rule`` is none of ours."""
+
+    rule: str = "mean"
+
+
+def test_a_strategy_with_a_field_called_rule_is_described_whole():
+    assert spelled(Ruled("median")) == "Ruled(rule='median')"

@@ -14,10 +14,12 @@ from mpiddl import launch
 from mpiddl.cli.commands import mpiddl
 from mpiddl.cli.flags import in_flags
 from mpiddl.errors import MpiddlError, UsageError
+from mpiddl.transport import uncaught
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; exit with 0, 1 (a run that failed) or 2 (a mistake in the call)."""
+    uncaught.spell = in_flags
     promise = launch.promise(os.environ)
     if promise.rank:  # output comes from rank 0 alone; errors of a lone rank go to standard error
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -43,10 +45,7 @@ def _fail(error: Exception, promise: launch.Promise) -> NoReturn:
     if promise.size > 1 and getattr(error, "agreed", 0) < promise.size:
         _agree(error)
     if not promise.rank:
-        from mpiddl.transport.uncaught import text
-
-        known = isinstance(error, MpiddlError)
-        print(f"mpiddl: error: {in_flags(str(error)) if known else text(error)}", file=sys.stderr, flush=True)
+        print(f"mpiddl: error: {uncaught.text(error)}", file=sys.stderr, flush=True)
     sys.exit(getattr(error, "exit_code", 1))
 
 

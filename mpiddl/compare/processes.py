@@ -20,8 +20,9 @@ MOST_WORDS = 300
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-# With the rank in front, where a launcher prints it.
-_ERROR = re.compile(r"^(?:\[[^\]]*\] ?)?(?:[a-z_]+\.)*\w*(?:Error|Exception): (.+)$", re.MULTILINE)
+# As `mpiddl.transport.uncaught` prints it, or the end of a traceback. With the rank in front, where a launcher prints it.
+_ERROR = re.compile(r"^(?:\[[^\]]*\] ?)?(?:mpiddl: error(?: on rank .*?, the job ends)?"
+                    r"|(?:[a-z_]+\.)*\w*(?:Error|Exception)): (.+)$", re.MULTILINE)  # fmt: skip
 _GONE = (  # Open MPI 5 (from its launcher; from another rank), MPICH 5, Slurm 22.05
     (re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)"),
      "rank {} on {} was ended by signal {}"),

@@ -226,13 +226,17 @@ def variances_in(dtype: np.dtype, values: np.ndarray) -> np.ndarray:
 
 @cache
 def _parameters(kind: type[Decomposition]) -> tuple[str, ...]:
-    """What its constructor takes."""
-    return tuple(signature(kind).parameters)
+    """What its constructor takes by name, as scikit-learn counts it: neither ``*args`` nor ``**kwargs``."""
+    listed = signature(kind).parameters.values()
+    return tuple(one.name for one in listed if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
 
 
 def _count(link: Any, rows: Rows) -> tuple[int, float]:
     """Rows of all ranks, and their weight."""
-    n, total = map(sum, zip(*link.allgather((rows.n, rows.total)), strict=True))
+    left_out = rows.numbers is not None and not len(rows.numbers)  # rows, all of weight 0
+    n, total, without = map(sum, zip(*link.allgather((rows.n, rows.total, left_out)), strict=True))
+    if not n and not without:
+        raise UsageError("X: got 0 rows on all ranks, expected one or more")
     if not total:
         raise UsageError("X: got no row with a sample_weight above zero on any rank, expected one or more")
     return n, total

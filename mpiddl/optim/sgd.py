@@ -7,9 +7,10 @@
 Weight decay is coupled (an L2 penalty); there is no dampening. The rule is that of ``torch.optim.SGD``. Cost: one pass
 over the flat arrays, 3 reads and 2 writes per parameter (2 and 1 without momentum).
 
-References ---------- I. Sutskever, J. Martens, G. Dahl, G. Hinton, On the importance of initialization and momentum in deep
-learning, ICML 2013, equations 1-4; the velocity here is theirs divided by -rate, so that a change of the learning rate takes
-effect at once.
+References
+----------
+I. Sutskever, J. Martens, G. Dahl, G. Hinton, On the importance of initialization and momentum in deep learning, ICML 2013,
+equations 1-4; the velocity here is theirs divided by -rate, so that a change of the learning rate takes effect at once.
 """
 
 from __future__ import annotations

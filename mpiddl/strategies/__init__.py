@@ -140,7 +140,8 @@ def spelled(strategy: Strategy) -> str:
     >>> spelled(LocalSGD(period=4)), spelled(AllReduce())
     ('local-sgd:period=4', 'allreduce')
     """
-    strategy = getattr(strategy, "rule", strategy)  # of a one-sided parameter server
+    rule = getattr(strategy, "rule", None)  # of a one-sided parameter server
+    strategy = rule if isinstance(rule, Strategy) else strategy
     name = next((name for name, known in NAMES.items() if known is type(strategy)), "")
     if not name:
         return describe(strategy)

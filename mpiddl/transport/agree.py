@@ -32,12 +32,17 @@ def agreed(comm: Any) -> Iterator[None]:
         failure = error
     known = isinstance(failure, MpiddlError)
     words = str(failure) if known else trace_of(failure) if failure else ""
-    outcome = None if failure is None else (type(failure).__name__ if known else "", words)
+    outcome = None if failure is None else (_kind(failure) if known else "", words)
     outcomes = comm.allgather(outcome)
     if failure is not None and not known:
         failure.ranks = _name_ranks([rank for rank, other in enumerate(outcomes) if other])  # type: ignore[attr-defined]
         raise failure
     _raise_first(outcomes)
+
+
+def _kind(failure: Exception) -> str:
+    """The first class of ``failure`` that every rank knows: a derived class may be the caller's own."""
+    return next(kind.__name__ for kind in type(failure).__mro__ if vars(errors).get(kind.__name__) is kind)
 
 
 def _raise_first(outcomes: list[tuple[str, str] | None]) -> None:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from mpiddl import launch
 from mpiddl.clock import now
@@ -33,6 +33,9 @@ EXIT_S = 1.0
 
 INNER = {"mpiddl", "sklearn", "joblib", "numpy", "scipy", "numba"} | sys.stdlib_module_names
 """Packages whose frames tell a user nothing."""
+
+spell: Callable[[str], str] = str
+"""Puts a message into the words of the program's user; the command line sets it."""
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
@@ -92,8 +95,8 @@ def _speaks(error: BaseException) -> bool:
     if _all_fail(world):
         return bool(world.rank == 0)
     if not agreed:
-        end_job(world, error)  # Open MPI may return from it
-    return bool(agreed)  # other ranks have caught it, or are not here yet
+        end_job(world, error)
+    return True  # other ranks have caught it, or are not here yet
 
 
 def _all_fail(world: Any) -> bool:
@@ -112,11 +115,16 @@ def _all_fail(world: Any) -> bool:
     return True
 
 
-def end_job(raw: Any, error: BaseException, where: str = "") -> None:
+def end_job(raw: Any, error: BaseException, where: str = "") -> NoReturn:
     """Print an error that this rank alone has met, and end the job: the others would wait for it for ever."""
     told = f"mpiddl: error on rank {raw.Get_rank()} of {raw.Get_size()}{where}, the job ends: {_words(error)}"
     print(told, file=sys.stderr, flush=True)
-    raw.Abort(getattr(error, "exit_code", 1))
+    code = getattr(error, "exit_code", 1)
+    try:
+        raw.Abort(code)  # Open MPI may return from it
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
 
 
 @contextmanager
@@ -147,7 +155,7 @@ def text(error: BaseException) -> str:
 
 
 def _words(error: BaseException) -> str:
-    return str(error) if isinstance(error, MpiddlError) else trace_of(error)
+    return spell(str(error)) if isinstance(error, MpiddlError) else trace_of(error)
 
 
 def trace_of(error: BaseException) -> str:
