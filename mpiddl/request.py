@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpiddl import checkpoint, user_code
+from mpiddl import checkpoint
 from mpiddl.conditions import Conditions
 from mpiddl.errors import UsageError
 from mpiddl.folder import Folder
@@ -15,6 +15,7 @@ from mpiddl.job import FIELDS, Job, make_job, read_drop, read_slow, without_alia
 from mpiddl.recipes import OPTIMISER, check_model, with_optimiser
 from mpiddl.strategies import Strategy, describe, make_strategy, reproducible, spelled
 from mpiddl.transport.agree import agreed, check_equal
+from mpiddl.user_code import check_members, is_reference
 from mpiddl.version import __version__
 
 # Settings that may change when a run is continued. Any other makes it a different run.
@@ -63,7 +64,7 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
         strategy.check(control.size)
         strategy = reproducible(strategy) if job.reproducible else strategy
         job = with_optimiser(job, strategy)
-        own = is_object(request.optimiser) or user_code.is_reference(job.optimiser)
+        own = is_object(request.optimiser) or is_reference(job.optimiser)
         if strategy.optimisers and not own and job.optimiser not in strategy.optimisers:
             raise UsageError(
                 f"optimiser: got {job.optimiser}, expected {' or '.join(strategy.optimisers)} for strategy {spelled(strategy)}"
@@ -73,7 +74,7 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
         if is_object(request.model):
             check_model(request.model)
         if is_object(request.optimiser):
-            user_code.check_members("optimiser", request.optimiser, OPTIMISER)
+            check_members("optimiser", request.optimiser, OPTIMISER)
     check_equal(control, "settings", _fingerprint(job, strategy, request))
     return folder, earlier, job, strategy
 
@@ -121,7 +122,17 @@ def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, A
                 f"{name}: got {value!r}, expected {before[name]!r} as at the start of the run in {folder.path}; "
                 "for a new run, name another folder: `out=DIR`"
             )
+    _check_code(request, settings, before, earlier)
     return folder, earlier, {**{name: value for name, value in before.items() if name in FIELDS}, **settings}
+
+
+def _check_code(request: Request, settings: Mapping[str, Any], before: Mapping[str, Any], earlier: Path) -> None:
+    """Raise a `UsageError` for code that only a checkpoint names: it may come from another person, and is not imported."""
+    for name in ("model", "optimiser", "strategy"):
+        text = before.get(name)
+        if name not in settings and not is_object(getattr(request, name)) and isinstance(text, str) and is_reference(text):
+            raise UsageError(f"{name}: got {text!r} only from {earlier}, expected it in this call as well, because a "
+                             f"checkpoint may come from another person: `{name}={text!r}`")
 
 
 def _earlier(request: Request, folder: Folder) -> Path | None:
