@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,9 +47,10 @@ class Request(NamedTuple):
         return self.resume or self.resume_step is not None
 
     def without_aliases(self) -> Request:
-        """The request with each setting by its own name; an optimiser object can come by its alias, too."""
+        """The request with each setting by its own name, and a path to data as text; an optimiser object has an alias, too."""
         settings = without_aliases(({} if self.optimiser is None else {"optimiser": self.optimiser}) | self.settings)
-        return self._replace(optimiser=settings.pop("optimiser", None), settings=settings)
+        data = str(self.data) if isinstance(self.data, Path) else self.data
+        return self._replace(data=data, optimiser=settings.pop("optimiser", None), settings=settings)
 
     def of_a_program(self) -> list[str]:
         """What was given as an object, so that no settings can tell it."""
@@ -101,21 +103,18 @@ def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, A
     """The run's folder, the checkpoint to go on from, and the settings: the earlier run's, overruled by the caller's."""
     settings = dict(request.settings)
     for name in ("model", "data", "optimiser", "strategy"):
-        if isinstance(value := getattr(request, name), (str, Path)):
-            settings[name] = str(value)
+        if isinstance(value := getattr(request, name), str):
+            settings[name] = value
     if settings.get("optimiser") == "auto":  # no choice: a run that is resumed keeps its own
         del settings["optimiser"]
+    _check_folder(request)
     if request.out is None:
-        if request.goes_on or request.overwrite:
-            raise UsageError("resume, overwrite: got one of them without a folder, expected the folder of the run: `out=DIR`")
         return None, None, settings
-    if request.goes_on and request.overwrite:
-        raise UsageError("resume, overwrite: got both, expected one of them: `resume=True` or `overwrite=True`")
     folder = Folder(request.out)
     earlier = _earlier(request, folder)
     if earlier is None:
         return folder, None, settings
-    before = checkpoint.load_manifest(earlier).get("job", {})
+    before = checkpoint.load_manifest(earlier, resume=True).get("job", {})
     for name, value in make_job(settings).as_dict().items():
         if name in settings and name not in FREE_ON_RESUME and name in before and before[name] != value:
             raise UsageError(
@@ -124,6 +123,20 @@ def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, A
             )
     _check_code(request, settings, before, earlier)
     return folder, earlier, {**{name: value for name, value in before.items() if name in FIELDS}, **settings}
+
+
+def _check_folder(request: Request) -> None:
+    """Raise a `UsageError` for what says how to treat the run's folder, where it is wrong or does not fit together."""
+    step = request.resume_step
+    if step is not None and (not isinstance(step, Integral) or isinstance(step, bool) or step < 0):
+        raise UsageError(f"resume_step: got {step!r}, expected a whole number, 0 or more")
+    options = {"resume": request.resume, "resume_step": step is not None, "overwrite": request.overwrite}
+    given = [name for name, there in options.items() if there]
+    if given and request.out is None:
+        raise UsageError(f"{', '.join(given)}: got no folder, expected the folder of the run: `out=DIR`")
+    if request.goes_on and request.overwrite:
+        resume = "`resume=True`" if step is None else f"`resume_step={step}`"
+        raise UsageError(f"{', '.join(given)}: got {len(given)} options, expected only {resume} or only `overwrite=True`")
 
 
 def _check_code(request: Request, settings: Mapping[str, Any], before: Mapping[str, Any], earlier: Path) -> None:

@@ -28,7 +28,6 @@ from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
 from mpiddl.recipes import TASKS, find_data, make_model, make_optimiser, make_schedule
 from mpiddl.request import Request, agreed_job, is_object, search_path
-from mpiddl.row_scale import magnitude
 from mpiddl.strategies import Placement, Strategy, describe
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__
@@ -149,7 +148,7 @@ def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Ch
     loaded = None
     if session.earlier:
         with agreed(control):
-            loaded = checkpoint.load(session.earlier, control.rank, control.size)
+            loaded = checkpoint.load(session.earlier, control.rank, control.size, resume=True)
             _restore(state, loaded, session)
     if state.strategy is None:
         state.strategy = session.strategy.init(link, state.replica)
@@ -221,7 +220,7 @@ def _checksum(arrays: Any) -> int:
 def _open_data(job: Job, request: Request) -> Data:
     if isinstance(request.data, Data):
         return request.data
-    if is_object(request.data) and not isinstance(request.data, Path):
+    if is_object(request.data):
         x, y = _pair("data", request.data)
         x_test, y_test = (None, None) if request.test is None else _pair("test", request.test)
         return arrays_data(x, y, x_test, y_test, task=TASKS[job.loss], test_fraction=job.test_fraction)
@@ -282,8 +281,8 @@ def _data_note(control: Any, rows: ShardedRows, strategy: Strategy) -> str:
 
 
 def _scale(control: Any, rows: ShardedRows) -> dict[str, Any]:
-    """What `mpiddl.row_scale` has to know of the training rows; the first batch is the same on any ranks. Collective."""
-    largest, of_bytes = zip(*control.allgather((magnitude(rows.batch(0, 0)[0]), rows.bytes)), strict=True)
+    """What `mpiddl.row_scale` has to know of the training rows, the same on any ranks. Collective."""
+    largest, of_bytes = zip(*control.allgather((rows.magnitude(), rows.bytes)), strict=True)
     return {"largest": max(largest), "bytes": any(of_bytes)}
 
 
