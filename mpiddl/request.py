@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +66,8 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
         strategy = make_strategy(request.strategy if is_object(request.strategy) else job.strategy)
         strategy.check(control.size)
         strategy = reproducible(strategy) if job.reproducible else strategy
+        if job.optimiser not in (strategy.optimisers or (job.optimiser,)) and not optimiser_chosen(request, earlier):
+            job = replace(job, optimiser="auto")
         job = with_optimiser(job, strategy)
         own = is_object(request.optimiser) or is_reference(job.optimiser)
         if strategy.optimisers and not own and job.optimiser not in strategy.optimisers:
@@ -79,6 +82,13 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
             check_members("optimiser", request.optimiser, OPTIMISER)
     check_equal(control, "settings", _fingerprint(job, strategy, request))
     return folder, earlier, job, strategy
+
+
+def optimiser_chosen(request: Request, earlier: Path | None) -> bool:
+    """Whether the caller chose the optimiser, in this call or in the run that is resumed; otherwise it suits the strategy."""
+    if is_object(request.optimiser) or request.optimiser not in (None, "auto"):
+        return True
+    return earlier is not None and bool(checkpoint.load_manifest(earlier, resume=True).get("optimiser_chosen", True))
 
 
 def _check_parameters(job: Job) -> None:
