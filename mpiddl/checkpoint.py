@@ -115,10 +115,10 @@ def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, o
     return manifest
 
 
-def load(path: str | Path, rank: int = 0, size: int = 1) -> Checkpoint:
+def load(path: str | Path, rank: int = 0, size: int = 1, resume: bool = False) -> Checkpoint:
     """Read a checkpoint: a checkpoint's folder, or a run's folder, of which the newest is taken.
 
-    ``own`` and ``state`` are read only if ``size`` ranks wrote it.
+    ``own`` and ``state`` are read only if ``size`` ranks wrote it. ``resume`` says that a run continues from it, for messages.
 
     Raises
     ------
@@ -126,14 +126,14 @@ def load(path: str | Path, rank: int = 0, size: int = 1) -> Checkpoint:
         No checkpoint there, one of another program or a newer format, a file missing or damaged.
     """
     folder = find(Path(path))
-    manifest = load_manifest(folder)
+    manifest = load_manifest(folder, resume)
     own = state = None
     if manifest["ranks"] == size:
         name = f"rank-{rank:05d}.safetensors"
-        own = _read(folder, name, manifest) if name in manifest["files"] else {}
+        own = _read(folder, name, manifest, resume) if name in manifest["files"] else {}
         state = unpack(manifest["states"][rank], own)
-    optimiser = _read(folder, OPTIMISER, manifest) if OPTIMISER in manifest["files"] else {}
-    return Checkpoint(folder, manifest, _read(folder, MODEL, manifest), optimiser, own, state)
+    optimiser = _read(folder, OPTIMISER, manifest, resume) if OPTIMISER in manifest["files"] else {}
+    return Checkpoint(folder, manifest, _read(folder, MODEL, manifest, resume), optimiser, own, state)
 
 
 def find(path: Path) -> Path:
@@ -270,12 +270,14 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _instead(folder: Path) -> str:
-    """What to do where the checkpoint ``folder`` is damaged."""
+def _instead(folder: Path, resume: bool) -> str:
+    """What to do where the checkpoint ``folder`` is damaged; only a run that continues from it has `resume_step`."""
     others = complete(folder.parent)
     older = others[: others.index(folder)] if folder in others else []
     if not older:
         return "There is no earlier checkpoint"
+    if not resume:
+        return f"Use the earlier checkpoint {older[-1]} instead"
     return f"Continue from the earlier checkpoint {older[-1]} with `resume_step={step_of(older[-1])}`"
 
 
@@ -287,14 +289,14 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
-def load_manifest(folder: Path) -> dict[str, Any]:
+def load_manifest(folder: Path, resume: bool = False) -> dict[str, Any]:
     """The manifest of a checkpoint, checked for its form; a `CheckpointError` if it is none of ours."""
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: got a damaged file ({error}), expected a checkpoint manifest. "
-                              f"{_instead(folder)}") from None
+                              f"{_instead(folder, resume)}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path}: got a file that is not a checkpoint manifest of mpiddl, expected the entry \"format\": "
                               f"\"{FORMAT}\"")
@@ -302,7 +304,7 @@ def load_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: got format version {manifest.get('version')!r}, expected {VERSION}, which this mpiddl "
                               "reads")
     if manifest.get("sha256") != _seal(manifest):
-        raise CheckpointError(f"{path}: the file is damaged, because its checksum is wrong. {_instead(folder)}")
+        raise CheckpointError(f"{path}: the file is damaged, because its checksum is wrong. {_instead(folder, resume)}")
     return manifest
 
 
@@ -312,7 +314,7 @@ def _seal(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _read(folder: Path, name: str, manifest: Mapping[str, Any], resume: bool) -> dict[str, np.ndarray]:
     from safetensors.numpy import load as from_bytes
 
     path = folder / name
@@ -320,9 +322,9 @@ def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}), but the checkpoint needs this file. "
-                              f"{_instead(folder)}") from None
+                              f"{_instead(folder, resume)}") from None
     entry = manifest["files"].get(name)
     if entry is None or hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise CheckpointError(f"{path}: the file is damaged, because its checksum differs from the manifest. "
-                              f"{_instead(folder)}")
+                              f"{_instead(folder, resume)}")
     return {key: array.copy() for key, array in from_bytes(content).items()}  # they come read-only

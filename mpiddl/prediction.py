@@ -51,16 +51,19 @@ class Trained:
 
         Raises
         ------
+        DataError
+            If ``x`` is no array: lists of several lengths, a sparse matrix.
         ShapeError
             If the rows do not have as many features as the model was trained on.
         """
-        data = self.about["data"]
+        data, x = self.about["data"], dense(x, "x")
         warn_of_scale(data, x)
         return predictions(outputs(self.model, self.params.views, x, data["features"]), data)
 
     @public
     def outputs(self, x: np.ndarray) -> np.ndarray:
         """The model's outputs for rows ``x``, as the model computes them; see `predict`."""
+        x = dense(x, "x")
         warn_of_scale(self.about["data"], x)
         return outputs(self.model, self.params.views, x, self.about["data"]["features"])
 
@@ -75,9 +78,9 @@ def outputs(model: Any, params: dict[str, np.ndarray], x: np.ndarray, features: 
     return model.predict(params, np.ascontiguousarray(x.reshape(len(x), features), dtype) * scale)
 
 
-def warn_of_scale(data: dict[str, Any], x: Any) -> None:
+def warn_of_scale(data: dict[str, Any], x: np.ndarray) -> None:
     """A `UserWarning` where rows ``x`` are not on the scale of the training rows, which ``data`` of a manifest describes."""
-    if note := note_of_scale(data, np.asarray(x)):
+    if note := note_of_scale(data, x):
         warnings.warn(note, UserWarning, stacklevel=4)  # the caller of `predict`, through `public`
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpiddl import checkpoint, user_code
+from mpiddl import checkpoint
 from mpiddl.conditions import Conditions
 from mpiddl.errors import UsageError
 from mpiddl.folder import Folder
@@ -15,6 +17,7 @@ from mpiddl.job import FIELDS, Job, make_job, read_drop, read_slow, without_alia
 from mpiddl.recipes import OPTIMISER, check_model, with_optimiser
 from mpiddl.strategies import Strategy, describe, make_strategy, reproducible, spelled
 from mpiddl.transport.agree import agreed, check_equal
+from mpiddl.user_code import check_members, is_reference
 from mpiddl.version import __version__
 
 # Settings that may change when a run is continued. Any other makes it a different run.
@@ -45,9 +48,10 @@ class Request(NamedTuple):
         return self.resume or self.resume_step is not None
 
     def without_aliases(self) -> Request:
-        """The request with each setting by its own name; an optimiser object can come by its alias, too."""
+        """The request with each setting by its own name, and a path to data as text; an optimiser object has an alias, too."""
         settings = without_aliases(({} if self.optimiser is None else {"optimiser": self.optimiser}) | self.settings)
-        return self._replace(optimiser=settings.pop("optimiser", None), settings=settings)
+        data = str(self.data) if isinstance(self.data, Path) else self.data
+        return self._replace(data=data, optimiser=settings.pop("optimiser", None), settings=settings)
 
     def of_a_program(self) -> list[str]:
         """What was given as an object, so that no settings can tell it."""
@@ -62,8 +66,10 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
         strategy = make_strategy(request.strategy if is_object(request.strategy) else job.strategy)
         strategy.check(control.size)
         strategy = reproducible(strategy) if job.reproducible else strategy
+        if job.optimiser not in (strategy.optimisers or (job.optimiser,)) and not optimiser_chosen(request, earlier):
+            job = replace(job, optimiser="auto")
         job = with_optimiser(job, strategy)
-        own = is_object(request.optimiser) or user_code.is_reference(job.optimiser)
+        own = is_object(request.optimiser) or is_reference(job.optimiser)
         if strategy.optimisers and not own and job.optimiser not in strategy.optimisers:
             raise UsageError(
                 f"optimiser: got {job.optimiser}, expected {' or '.join(strategy.optimisers)} for strategy {spelled(strategy)}"
@@ -73,9 +79,16 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
         if is_object(request.model):
             check_model(request.model)
         if is_object(request.optimiser):
-            user_code.check_members("optimiser", request.optimiser, OPTIMISER)
+            check_members("optimiser", request.optimiser, OPTIMISER)
     check_equal(control, "settings", _fingerprint(job, strategy, request))
     return folder, earlier, job, strategy
+
+
+def optimiser_chosen(request: Request, earlier: Path | None) -> bool:
+    """Whether the caller chose the optimiser, in this call or in the run that is resumed; otherwise it suits the strategy."""
+    if is_object(request.optimiser) or request.optimiser not in (None, "auto"):
+        return True
+    return earlier is not None and bool(checkpoint.load_manifest(earlier, resume=True).get("optimiser_chosen", True))
 
 
 def _check_parameters(job: Job) -> None:
@@ -100,28 +113,49 @@ def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, A
     """The run's folder, the checkpoint to go on from, and the settings: the earlier run's, overruled by the caller's."""
     settings = dict(request.settings)
     for name in ("model", "data", "optimiser", "strategy"):
-        if isinstance(value := getattr(request, name), (str, Path)):
-            settings[name] = str(value)
+        if isinstance(value := getattr(request, name), str):
+            settings[name] = value
     if settings.get("optimiser") == "auto":  # no choice: a run that is resumed keeps its own
         del settings["optimiser"]
+    _check_folder(request)
     if request.out is None:
-        if request.goes_on or request.overwrite:
-            raise UsageError("resume, overwrite: got one of them without a folder, expected the folder of the run: `out=DIR`")
         return None, None, settings
-    if request.goes_on and request.overwrite:
-        raise UsageError("resume, overwrite: got both, expected one of them: `resume=True` or `overwrite=True`")
     folder = Folder(request.out)
     earlier = _earlier(request, folder)
     if earlier is None:
         return folder, None, settings
-    before = checkpoint.load_manifest(earlier).get("job", {})
+    before = checkpoint.load_manifest(earlier, resume=True).get("job", {})
     for name, value in make_job(settings).as_dict().items():
         if name in settings and name not in FREE_ON_RESUME and name in before and before[name] != value:
             raise UsageError(
                 f"{name}: got {value!r}, expected {before[name]!r} as at the start of the run in {folder.path}; "
                 "for a new run, name another folder: `out=DIR`"
             )
+    _check_code(request, settings, before, earlier)
     return folder, earlier, {**{name: value for name, value in before.items() if name in FIELDS}, **settings}
+
+
+def _check_folder(request: Request) -> None:
+    """Raise a `UsageError` for what says how to treat the run's folder, where it is wrong or does not fit together."""
+    step = request.resume_step
+    if step is not None and (not isinstance(step, Integral) or isinstance(step, bool) or step < 0):
+        raise UsageError(f"resume_step: got {step!r}, expected a whole number, 0 or more")
+    options = {"resume": request.resume, "resume_step": step is not None, "overwrite": request.overwrite}
+    given = [name for name, there in options.items() if there]
+    if given and request.out is None:
+        raise UsageError(f"{', '.join(given)}: got no folder, expected the folder of the run: `out=DIR`")
+    if request.goes_on and request.overwrite:
+        resume = "`resume=True`" if step is None else f"`resume_step={step}`"
+        raise UsageError(f"{', '.join(given)}: got {len(given)} options, expected only {resume} or only `overwrite=True`")
+
+
+def _check_code(request: Request, settings: Mapping[str, Any], before: Mapping[str, Any], earlier: Path) -> None:
+    """Raise a `UsageError` for code that only a checkpoint names: it may come from another person, and is not imported."""
+    for name in ("model", "optimiser", "strategy"):
+        text = before.get(name)
+        if name not in settings and not is_object(getattr(request, name)) and isinstance(text, str) and is_reference(text):
+            raise UsageError(f"{name}: got {text!r} only from {earlier}, expected it in this call as well, because a "
+                             f"checkpoint may come from another person: `{name}={text!r}`")
 
 
 def _earlier(request: Request, folder: Folder) -> Path | None:

@@ -1,6 +1,6 @@
 """Whether rows that a model is applied to are on the scale of its training rows: bytes are scaled to 0..1, floats are not.
 
-A checkpoint's manifest tells the largest number of the first batch (``largest``), and whether training rows were bytes
+A checkpoint's manifest tells the largest number of the training rows (``largest``), and whether training rows were bytes
 (``bytes``). Manifests of earlier versions do not, and nothing is said about such models.
 """
 

@@ -27,8 +27,7 @@ from mpiddl.loop import Plan, State, applying
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
 from mpiddl.recipes import TASKS, find_data, make_model, make_optimiser, make_schedule
-from mpiddl.request import Request, agreed_job, is_object, search_path
-from mpiddl.row_scale import magnitude
+from mpiddl.request import Request, agreed_job, is_object, optimiser_chosen, search_path
 from mpiddl.strategies import Placement, Strategy, describe
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__
@@ -96,6 +95,7 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
                        leaves=_leaves(job, link.rank))
         about = _about(job, strategy, model, data, layout, control)
         about["data"] |= _scale(control, rows)
+        about["optimiser_chosen"] = optimiser_chosen(request, earlier)
         with agreed(control):
             if folder and control.rank == 0:
                 folder.write_job(job.as_dict(), request.of_a_program())
@@ -151,7 +151,7 @@ def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Ch
     loaded = None
     if session.earlier:
         with agreed(control):
-            loaded = checkpoint.load(session.earlier, control.rank, control.size)
+            loaded = checkpoint.load(session.earlier, control.rank, control.size, resume=True)
             _restore(state, loaded, session)
     if state.strategy is None:
         state.strategy = session.strategy.init(link, state.replica)
@@ -223,7 +223,7 @@ def _checksum(arrays: Any) -> int:
 def _open_data(job: Job, request: Request) -> Data:
     if isinstance(request.data, Data):
         return request.data
-    if is_object(request.data) and not isinstance(request.data, Path):
+    if is_object(request.data):
         x, y = _pair("data", request.data)
         x_test, y_test = (None, None) if request.test is None else _pair("test", request.test)
         return arrays_data(x, y, x_test, y_test, task=TASKS[job.loss], test_fraction=job.test_fraction)
@@ -284,8 +284,8 @@ def _data_note(control: Any, rows: ShardedRows, strategy: Strategy) -> str:
 
 
 def _scale(control: Any, rows: ShardedRows) -> dict[str, Any]:
-    """What `mpiddl.row_scale` has to know of the training rows; the first batch is the same on any ranks. Collective."""
-    largest, of_bytes = zip(*control.allgather((magnitude(rows.batch(0, 0)[0]), rows.bytes)), strict=True)
+    """What `mpiddl.row_scale` has to know of the training rows, the same on any ranks. Collective."""
+    largest, of_bytes = zip(*control.allgather((rows.magnitude(), rows.bytes)), strict=True)
     return {"largest": max(largest), "bytes": any(of_bytes)}
 
 
@@ -295,7 +295,8 @@ def _resume_note(request: Request, earlier: Path | None, about: dict[str, Any], 
         changed = [f"{before['ranks']} ranks"] if before["ranks"] != size else []
         changed += [str(before.get("strategy"))] if before.get("strategy") != about["strategy"] else []
         left = f", written by {' and '.join(changed)}: from the one model in it, ranks' own states are left" if changed else ""
-        return f"going on from {earlier}{left}"
+        old, new = (found["job"]["optimiser"] for found in (before, about))
+        return f"going on from {earlier}{left}" + f"; optimiser {new} instead of {old}, as the strategy requires" * (old != new)
     return f"no checkpoint in {request.out} yet: starting afresh" if request.resume else ""
 
 
@@ -334,8 +335,10 @@ def _restore(state: State, loaded: Checkpoint, session: Session) -> None:
     checkpoint.fill_params(state.params, loaded)
     if "params" in own:
         checkpoint.fill(state.params.flat, own["params"], "params", loaded.path)
+    other = loaded.manifest["job"]["optimiser"] != session.job.optimiser  # the strategy's: moments of other names start anew
     for name, moment in state.moments.items():
-        checkpoint.fill(moment, own.get(f"moment.{name}", loaded.optimiser.get(name)), name, loaded.path)
+        if not other or name in loaded.optimiser:
+            checkpoint.fill(moment, own.get(f"moment.{name}", loaded.optimiser.get(name)), name, loaded.path)
     loops, state.begun = max(session.plan.placement.serves, 1), loaded.manifest["index"]
     state.index, state.updates = state.begun * loops, loaded.manifest["updates"] * loops
     if loaded.state and same:

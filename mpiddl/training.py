@@ -16,6 +16,7 @@ from mpiddl import rank_count, report
 from mpiddl.checkpoint import MODEL, Checkpoint, checksum
 from mpiddl.conditions import Conditions, Pace
 from mpiddl.cores import node
+from mpiddl.data.arrays import dense
 from mpiddl.errors import OutputError, UsageError
 from mpiddl.evaluation import Evaluation, evaluate_rows
 from mpiddl.folder import Folder
@@ -67,13 +68,14 @@ class Result:
         Labels (n,) where it was trained on strings; otherwise the outputs: (n, classes), or (n,) or (n, k) as the targets of a
         regression.
         """
-        data = self.summary["data"]
+        data, x = self.summary["data"], dense(x, "x")
         warn_of_scale(data, x)
         return predictions(outputs(self.model, self.params, x, data["features"]), data)
 
     @public
     def outputs(self, x: np.ndarray) -> np.ndarray:
         """The model's outputs for rows ``x``, as the model computes them: for classes, shape (n, classes)."""
+        x = dense(x, "x")
         warn_of_scale(self.summary["data"], x)
         return outputs(self.model, self.params, x, self.summary["data"]["features"])
 

@@ -52,12 +52,13 @@ def make(argument: str, text: str, members: Sequence[str] = (), **offered: Any) 
     Raises
     ------
     UsageError
-        The module cannot be imported, has no such name, the call fails, or the object lacks a member.
+        The module cannot be imported, does not define such a name, the call fails, or the object lacks a member.
     """
     module, name, tail = [*text.split(":", 2), ""][:3]
     found = _attribute(argument, text, module, name)
     given = _parameters(argument, text, tail)
     if isinstance(found, type) or inspect.isroutine(found):
+        _check_origin(argument, text, module, found)
         found = _call(argument, text, found, given, offered)
     elif given:
         raise UsageError(f"{argument}: got parameters in {text!r}, expected no parameters: {module}:{name} is not a class")
@@ -98,6 +99,14 @@ def _attribute(argument: str, text: str, module: str, name: str) -> Any:
         own = [key for key, value in vars(found).items() if callable(value) and getattr(value, "__module__", "") == module]
         raise UsageError(f"{argument}: got {text!r}, expected a name that {module} defines: {', '.join(own) or 'none'}")
     return getattr(found, name)
+
+
+def _check_origin(argument: str, text: str, module: str, found: Any) -> None:
+    """Raise a `UsageError` for a class or function that ``module`` only imports: any module has functions such as os.system."""
+    origin = getattr(found, "__module__", None) or "builtins"
+    if not f"{origin}.".startswith(f"{module}."):
+        raise UsageError(f"{argument}: got {text!r}, which {module} imports from {origin}, expected the module that defines "
+                         f"it: {origin}:{found.__name__}")
 
 
 def _parameters(argument: str, text: str, tail: str) -> dict[str, Any]:

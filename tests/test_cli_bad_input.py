@@ -102,7 +102,7 @@ USAGE = {
     "unknown key of a strategy": (("--strategy", "local-sgd:perod=3"), "expected parameters among period=8"),
     "unknown data": (("--data", "digit"), "did you mean digits?"),
     "batch too large": (("--batch", "99999"), "batch"),
-    "resume without a folder": (("--resume",), "without a folder"),
+    "resume without a folder": (("--resume",), "resume: got no folder, expected the folder of the run: `--out DIR`"),
     "missing job file": (("job.toml",), "job file job.toml: No such file"),
 }
 

@@ -153,6 +153,6 @@ def test_an_optimiser_that_was_chosen_stays(tmp_path):
     (tmp_path / "job.toml").write_text('optimiser = "momentum"\n')  # as job.toml of an earlier version says it
     with pytest.raises(SystemExit, match="2"):
         main(["train", str(tmp_path / "job.toml"), "--strategy", "ddc-asgd", "--simulate", "3"])
-    mpiddl.train("softmax", "digits", out=tmp_path / "run", strategy="asgd", **job)
+    mpiddl.train("softmax", "digits", out=tmp_path / "run", strategy="asgd", optimiser="momentum", **job)
     with pytest.raises(UsageError, match="optimiser: got momentum"):  # a run that goes on keeps what it had
         mpiddl.train("softmax", "digits", out=tmp_path / "run", strategy="ddc-asgd", resume=True, **{**job, "epochs": 2})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,6 +46,12 @@ def test_strings_are_accepted_and_come_back(form):
     assert result.summary["data"]["class_names"] == ("apple", "fig", "pear")  # sorted, as scikit-learn does
     assert np.array_equal(result.predict(X), Y)
     assert np.array_equal(result.outputs(X).argmax(axis=1), np.unique(Y, return_inverse=True)[1])
+
+
+def test_a_folder_of_data_may_be_a_path(tmp_path):
+    folder = saved(tmp_path, x=X, y=Y)
+    one, other = (mpiddl.train("softmax", data, **QUICK) for data in (Path(folder), str(folder)))
+    assert all(np.array_equal(one.params[name], other.params[name]) for name in one.params)
 
 
 def test_numbers_come_back_as_outputs():
@@ -115,6 +122,8 @@ BAD = {
     "numbers to test on": ((X, Y), (X[:2], [0, 1]), {}, "y_test: got labels of dtype int64"),
     "strings to test on": ((X, np.arange(240) % 3), (X[:2], ["fig", "pear"]), {}, "y_test: got strings, expected class"),
     "a missing label": ((X, np.where(np.arange(240) == 5, None, Y.astype(object))), None, {}, "y, row 5: got label None"),
+    "bytes in Latin-1": ((X, np.char.encode(np.where(Y == "pear", "p\xeaar", Y), "latin-1")), None, {},
+                         r"y, row \d+: got label b'p\\xeaar', expected UTF-8"),
     "numbers written as strings": ((X, np.arange(240.0).astype(str)), None, {}, r"240 different strings .*y\.astype\(float\)"),
     "a regression": ((X, Y), None, {"loss": "squared-error"}, "y: got strings, expected numbers, because the task"),
     "one-hot rows": ((X, np.stack([Y, Y], 1)), None, {}, "class numbers of shape"),

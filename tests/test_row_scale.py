@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import mpiddl
-from mpiddl import checkpoint, prediction, row_scale
+from mpiddl import checkpoint, kernels, prediction, row_scale, session
+from mpiddl.errors import DataError
 from mpiddl.inference import evaluate_run, predict_run
 
 pytestmark = pytest.mark.no_mpi
@@ -43,11 +44,29 @@ def test_what_predict_warns_of(tmp_path, trained_on, given, words):
         assert len(said) == bool(words) and words in "".join(said)
 
 
+@pytest.mark.parametrize("call", ["predict", "outputs"])
+def test_what_is_no_array_is_one_message(tmp_path, call):
+    result = mpiddl.train("softmax", (BYTES, LABELS), epochs=1, batch=10, quiet=True, out=tmp_path)
+    for model in (result, prediction.load(tmp_path)):
+        with pytest.raises(DataError, match="x: got list, expected an array"):
+            getattr(model, call)([[1, 2], [3]])
+
+
 @pytest.mark.mpi
 def test_all_ranks_know_the_scale(comm):
     result = mpiddl.train("softmax", (ROWS["0 to 1"], LABELS), comm=comm, epochs=1, batch=10, quiet=True)
     assert result.summary["data"]["bytes"] is False and 0.9 < result.summary["data"]["largest"] <= 1
     assert len(set(comm.allgather(result.summary["data"]["largest"]))) == 1
+
+
+def test_the_scale_is_that_of_all_rows_and_is_found_without_a_kernel(monkeypatch):
+    """Kernels are compiled by one rank of each node first, in `warm`."""
+    x, called = np.where(np.arange(60)[:, None] == 59, 5.0, np.zeros((60, 12))), []
+    for module, name in ((kernels, "gather_rows"), (session, "warm")):
+        there = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, there=there, name=name: (called.append(name), there(*given))[1])
+    result = mpiddl.train("softmax", (x, LABELS), epochs=1, batch=4, test_fraction=0, quiet=True)
+    assert result.summary["data"]["largest"] == 5 and called[0] == "warm" and "gather_rows" in called
 
 
 def test_nothing_is_said_of_a_model_whose_manifest_does_not_tell(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import mpiddl
+from mpiddl import checkpoint
 from mpiddl.errors import CommError, ConvergenceError, MismatchError, MpiddlError, ShapeError, UsageError
 from mpiddl.folder import Folder
 from mpiddl.optim import SGD
@@ -186,6 +187,32 @@ def test_another_strategy_goes_on_from_the_one_model(tmp_path, capsys):
     virtual.run(2, lambda comm: program(comm, strategy="local-sgd", epochs=1))
     virtual.run(2, lambda comm: program(comm, strategy="allreduce", resume=True, quiet=False))
     assert "written by LocalSGD(period=8): from the one model in it" in capsys.readouterr().err
+
+
+def test_an_optimiser_that_was_not_chosen_follows_another_strategy(tmp_path, capsys):
+    job = {**QUICK, "out": tmp_path / "run", "simulate": 2}
+    mpiddl.train("mlp", "digits", strategy="allreduce", max_steps=4, **job)
+    again = {**job, "strategy": "ddc-asgd", "resume": True}
+    mpiddl.train("mlp", "digits", **again | {"max_steps": 8, "quiet": False})
+    assert "; optimiser nesterov instead of momentum, as the strategy requires" in capsys.readouterr().err
+    assert checkpoint.load_manifest(checkpoint.find(tmp_path / "run"))["job"]["optimiser"] == "nesterov"
+    mpiddl.train("mlp", "digits", **again | {"strategy": "dana", "max_steps": 12})
+    chosen = {**job, "out": tmp_path / "chosen"}
+    mpiddl.train("mlp", "digits", optimiser="momentum", strategy="allreduce", max_steps=4, **chosen)
+    with pytest.raises(UsageError, match="optimiser: got momentum, expected nesterov for strategy ddc-asgd"):
+        mpiddl.train("mlp", "digits", **again | {"out": tmp_path / "chosen", "max_steps": 8})
+
+
+class WithAdam(Strategy):
+    """Trains alone, with Adam."""
+
+    optimisers = ("adam",)
+
+
+def test_moments_of_another_optimiser_start_anew(tmp_path):
+    job = {**QUICK, "out": tmp_path, "rate": 0.01}
+    mpiddl.train("mlp", "digits", max_steps=4, **job)
+    assert mpiddl.train("mlp", "digits", strategy=WithAdam(), max_steps=8, resume=True, **job).summary["steps"] == 8
 
 
 def test_two_runs_in_one_folder(tmp_path):

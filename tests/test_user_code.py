@@ -134,8 +134,8 @@ def test_own_code_trains_is_evaluated_and_predicts(folder, capsys):
 def test_the_settings_that_are_kept_make_the_run_again(folder):
     """As the text: for a run from job.toml, and for one that goes on."""
     assert call(*TRAIN, *OWN, "--out", "run") == call("train", "run/job.toml", "--quiet", "--out", "again") == 0
-    assert call(*TRAIN, *OWN, "--max-steps", "20", "--out", "cut") == call(*TRAIN[:4], "--max-steps", "0", "--out", "cut",
-                                                                          "--resume") == 0
+    assert call(*TRAIN, *OWN, "--max-steps", "20", "--out", "cut") == call(*TRAIN[:4], *OWN, "--max-steps", "0", "--out",
+                                                                          "cut", "--resume") == 0
     assert weights(folder / "run") == weights(folder / "again") == weights(folder / "cut")
 
 
@@ -186,6 +186,36 @@ def test_code_that_only_a_checkpoint_names_is_not_imported(folder, capsys):
     mpiddl.train("own_code:MLP2", "digits", epochs=1, out="run", overwrite=True, quiet=True)
     with pytest.raises(CheckpointError, match="expected this model as well"):
         mpiddl.load("run")
+
+
+@pytest.mark.parametrize(("name", "given"), [("model", OWN[1]), ("strategy", OWN[3]), ("optimiser", OWN[5])])
+def test_code_that_only_a_checkpoint_names_is_not_imported_on_resume(folder, capsys, name, given):
+    assert call(*TRAIN, f"--{name}", given, "--out", "run") == 0
+    del sys.modules["own_code"]
+    for more in ((), ("--dry-run",)):
+        code = call(*TRAIN, "--epochs", "3", "--out", "run", "--resume", *more)
+        expect(Finished(code, *capsys.readouterr()), 2, f"from another person: `--{name} {given}`\n")
+    with pytest.raises(UsageError, match=f"{name}: got '{given}' only from run/.*, .* `{name}='{given}'`"):
+        mpiddl.train(data="digits", epochs=3, rate=0.05, out="run", resume=True, quiet=True)
+    assert "own_code" not in sys.modules
+    assert call(*TRAIN, "--epochs", "3", f"--{name}", given, "--out", "run", "--resume") == 0
+
+
+def test_an_object_in_the_place_of_the_name_continues_a_run(folder):
+    settings = {"optimiser": "own_code:Plain", "rate": 0.05, "out": "run", "quiet": True}
+    mpiddl.train("own_code:Linear", "digits", strategy="own_code:Summing", epochs=1, **settings)
+    import own_code
+
+    again = {"strategy": own_code.Summing(), "epochs": 2, "resume": True}
+    assert mpiddl.train(own_code.Linear(64, 10), "digits", **settings | again).summary["epochs"] == 2
+
+
+@pytest.mark.parametrize("name", ["os:system:command=exit", "own_code:SGD"])
+def test_only_what_the_module_defines_is_called(name):
+    """Any module has functions such as os.system; a package has what its modules define."""
+    with pytest.raises(UsageError, match=r"imports from (posix|mpiddl\.optim\.sgd), expected the module that defines it: "):
+        make("model", name)
+    assert make("optimiser", "mpiddl.optim:SGD:momentum=0.5").momentum == 0.5
 
 
 def test_a_network_of_mpiddl_is_found_whoever_made_it(folder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -62,12 +62,12 @@ def strings(labels: RowArray) -> np.ndarray | None:
     Raises
     ------
     DataError
-        If some are strings and others are not; the same on every rank.
+        If some are strings and others are not, or bytes are not UTF-8; the same on every rank.
     """
     if labels.dtype.kind not in "USOT":
         return None
     (found,) = labels.read([range(labels.shape[0])])
-    values = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in found.reshape(-1).tolist()]
+    values = [_decoded(labels.name, row, value) for row, value in enumerate(found.reshape(-1).tolist())]
     odd = [row for row, value in enumerate(values) if not isinstance(value, str)]
     if len(odd) == len(values):
         return None
@@ -75,6 +75,13 @@ def strings(labels: RowArray) -> np.ndarray | None:
         came = values[odd[0]]
         raise DataError(f"{labels.name}, row {odd[0]}: got label {came!r}, expected a string, as in other rows")
     return np.array(values).reshape(found.shape)
+
+
+def _decoded(name: str, row: int, value: Any) -> Any:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        raise DataError(f"{name}, row {row}: got label {value!r}, expected UTF-8") from None
 
 
 def numbered(labels: RowArray, names: Sequence[str] | None = None) -> tuple[tuple[str, ...] | None, RowArray]:

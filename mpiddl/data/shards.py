@@ -20,6 +20,7 @@ from .. import kernels
 from ..errors import ShapeError, UsageError
 from ..layout import Layout
 from ..memory import aligned_zeros, float_dtype
+from ..row_scale import magnitude
 from .base import Rows, Source
 from .runs import Run, read_runs
 
@@ -141,6 +142,10 @@ class ShardedRows:
     def shard_labels(self) -> list[np.ndarray]:
         """Return the labels of each shard held that has rows, as `mpiddl.data.sorted_warning` takes them."""
         return [labels for run in self._runs for labels in run.shard_labels()]
+
+    def magnitude(self) -> float:
+        """Return the largest number of all rows held here without its sign, as batches have it; no kernel is called."""
+        return max((magnitude(run.x) * float(run.scale) for run in self._runs), default=0.0)
 
     def _taken(self, epoch: int, step: int) -> list[tuple[Run, np.ndarray]]:
         """The rows of a step, shard by shard, as indices into each run's."""
