@@ -200,6 +200,13 @@ def test_it_is_an_error_in_programs_too(command, use):
     finished = command(sys.executable, "-c", USE.format(use), env={"NUMBA_DISABLE_JIT": "1"})
     assert finished.returncode == 1
     assert "mpiddl.errors.UsageError: NUMBA_DISABLE_JIT: got 1, expected 0" in finished.stderr
+    assert finished.stderr.count('  File "') == 2, finished.stderr  # the program's line, and the public function's
+
+
+def test_a_program_on_two_ranks_says_it_once(mpirun):
+    finished = mpirun(2, sys.executable, "-c", USE.format(USES["train"]), env={"NUMBA_DISABLE_JIT": "1"})
+    assert finished.returncode == 1 and "done" not in finished.stdout
+    assert "Traceback" not in finished.stderr and finished.stderr.count("NUMBA_DISABLE_JIT: got 1, expected 0") == 1
 
 
 @pytest.mark.no_mpi
