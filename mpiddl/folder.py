@@ -99,10 +99,12 @@ class Folder:
             self.job.write_text(self._job_text, encoding="utf-8")
         return True
 
-    def lose(self) -> str:
-        """Note that files were removed; returns what to say."""
+    def lose(self, ended: bool = False) -> str:
+        """Note that files were removed, after the last checkpoint if the run has ``ended``; returns what to say."""
+        written, lost = ("summary.json", "checkpoints that were removed") if ended else (
+            "the newest checkpoint, summary.json", "older ones")
         self.lost = (f"out: {self.path}: files were removed while the run went on, expected them to stay. job.toml, the "
-                     "metrics of this session, the newest checkpoint and summary.json are written again; older ones are lost")
+                     f"metrics of this session, {written} are written again; {lost} are lost")
         return self.lost
 
     def _take(self) -> None:
