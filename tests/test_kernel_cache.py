@@ -123,6 +123,12 @@ def _in_a_folder_of_all(path: Path) -> None:
     path.parent.chmod(0o777)
 
 
+def _in_a_folder_of_another_user(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can make a folder of another user")
+    os.chown(path.parent, 65534, 65534)
+
+
 @pytest.mark.no_mpi
 @pytest.mark.parametrize(
     ("prepare", "words"),
@@ -131,6 +137,7 @@ def _in_a_folder_of_all(path: Path) -> None:
         (_open_to_all, "is open to other users"),
         (_of_another_user, "belongs to another user"),
         (_in_a_folder_of_all, "could be replaced by other users"),
+        (_in_a_folder_of_another_user, "could be replaced by other users"),
     ],
 )
 def test_a_folder_that_another_user_could_write_is_not_taken(among, prepare, words):
