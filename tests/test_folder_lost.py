@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +87,22 @@ def test_all_ranks_raise_if_the_summary_cannot_be_written(comm, mpi_tmp_path, mo
     monkeypatch.setattr(training, "_summary", remove)
     with pytest.raises(OutputError, match=r"summary\.json: cannot be written: No such file"):
         mpiddl.train("mlp", "digits", comm=comm, out=out, quiet=True, **JOB)
+
+
+@pytest.mark.parametrize("refused", [".", ".lock", "metrics.jsonl"])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE])
+def test_a_folder_that_cannot_be_looked_at(tmp_path, monkeypatch, refused, number):
+    real, refuses = os.stat, []
+
+    def stat(path, *args, **options):
+        if refuses and Path(path) == tmp_path / refused:
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    meddle(monkeypatch, lambda: refuses.append(True), 12)
+    with pytest.raises(OutputError, match=f"out: {tmp_path}.*: {os.strerror(number)}"):
+        mpiddl.train("mlp", "digits", out=tmp_path, quiet=True, **JOB)
 
 
 @pytest.mark.parametrize("name", ["job.toml", "metrics.jsonl", ".lock"])
