@@ -315,3 +315,9 @@ def test_changed_code_is_other_code(folder):
     before = source_checksum("own_code:Plain")
     (folder / "own_code.py").write_text(SOURCE + "\n# changed\n")
     assert source_checksum("own_code:Plain") != before
+
+
+def test_modules_without_a_file_have_no_checksum(tmp_path, monkeypatch):
+    (tmp_path / "folder_without_init").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert source_checksum("sys:exit") == source_checksum("folder_without_init:__path__") == 0
