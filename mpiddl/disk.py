@@ -23,6 +23,15 @@ def writing(path: Path, kind: type[MpiddlError] = OutputError, after: str = "") 
         raise kind(f"{path}: cannot be written: {error.strerror or error}{free}{after}") from None
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an `OSError` of the block, which looks at what a run has written, into an `OutputError` that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"out: {path}: {error.strerror or error}; expected a folder that can be read") from None
+
+
 def check_writable(name: str, path: Path) -> None:
     """Raise a `UsageError` for a file that could not be written later, when all work is done; ``name`` is the option's."""
     if not path.parent.is_dir():

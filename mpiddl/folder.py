@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mpiddl.disk import lock, writing
+from mpiddl.disk import lock, reading, writing
 from mpiddl.errors import OutputError, UsageError
 from mpiddl.metrics import read_lines
 
@@ -84,13 +84,16 @@ class Folder:
         Raises
         ------
         OutputError
-            Another folder is in its place: nothing is written there.
+            Another folder is in its place: nothing is written there. Or it cannot be looked at.
         UsageError
             Another run has taken the folder meanwhile.
         """
-        if _is_same(self.path, self._held) and _is_same(self.path / LOCK, self._lock) and self.job.exists():
-            return False
-        if not _is_same(self.path, self._held) and self.path.exists() and any(self.path.iterdir()):
+        with reading(self.path):
+            kept = _is_same(self.path, self._held)
+            if kept and _is_same(self.path / LOCK, self._lock) and self.job.exists():
+                return False
+            replaced = not kept and self.path.exists() and any(self.path.iterdir())
+        if replaced:
             raise OutputError(f"out: {self.path}: the folder was replaced by another one during the run, expected the same "
                               "folder until the end of the run; nothing is written to the new folder")
         self.release()
@@ -99,10 +102,12 @@ class Folder:
             self.job.write_text(self._job_text, encoding="utf-8")
         return True
 
-    def lose(self) -> str:
-        """Note that files were removed; returns what to say."""
+    def lose(self, ended: bool = False) -> str:
+        """Note that files were removed, after the last checkpoint if the run has ``ended``; returns what to say."""
+        written, lost = ("summary.json", "checkpoints that were removed") if ended else (
+            "the newest checkpoint, summary.json", "older ones")
         self.lost = (f"out: {self.path}: files were removed while the run went on, expected them to stay. job.toml, the "
-                     "metrics of this session, the newest checkpoint and summary.json are written again; older ones are lost")
+                     f"metrics of this session, {written} are written again; {lost} are lost")
         return self.lost
 
     def _take(self) -> None:
@@ -136,7 +141,7 @@ class Folder:
 
 
 def _is_same(path: Path, held: int | None) -> bool:
-    """Whether ``path`` is still the file that is open as ``held``."""
+    """Whether ``path`` is still the file that is open as ``held``. Raises an `OSError` if that cannot be found out."""
     with suppress(FileNotFoundError, NotADirectoryError):
         return held is not None and os.path.samestat(os.stat(path), os.fstat(held))
     return False

@@ -108,7 +108,7 @@ def _unsafe(path: str) -> str:
         return "belongs to another user"
     if found.st_mode & 0o077:
         return "is open to other users"
-    if around.st_mode & 0o022 and not around.st_mode & stat.S_ISVTX:
+    if around.st_uid not in (0, os.geteuid()) or (around.st_mode & 0o022 and not around.st_mode & stat.S_ISVTX):
         return "could be replaced by other users"
     return ""
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from mpiddl.disk import writing
+from mpiddl.disk import reading, writing
 from mpiddl.models.base import Score
 from mpiddl.traffic import Traffic
 from mpiddl.transport.base import MAX, Comm, Meter
@@ -68,7 +68,7 @@ class Lines:
         """Write ``lines``, those of this session, into a new file if another process removed the file; returns whether so."""
         if self._path is None or self._file is None:
             return False
-        with suppress(FileNotFoundError):
+        with reading(self._path), suppress(FileNotFoundError, NotADirectoryError):
             if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
                 return False
         self.close()

@@ -202,15 +202,15 @@ def _run(link: Any, control: Any, session: Session) -> Result:
         history.append(line)
         shown.show(line)
 
-    def keep() -> None:
+    def keep(ended: bool = False) -> None:
         if folder is None:
             return
         with agreed(control):
             removed = control.rank == 0 and folder.keep()
         with agreed(control):
             removed = lines.keep(history) or removed
-        if removed and not folder.lost:
-            shown.say(folder.lose())
+        if removed and (ended or not folder.lost):
+            shown.say(folder.lose(ended))
 
     watch = Watch(control, session.job, session.model, session.strategy, session.plan, metrics, session.validation_rows,
                   folder.checkpoints if folder else None, session.about, show, keep)
@@ -220,6 +220,7 @@ def _run(link: Any, control: Any, session: Session) -> Result:
         watch.look_back(state)
         splits, hosts = metrics.finish(), metrics.traffic.hosts()
         tested = evaluate_rows(control, session.model, state.params, session.test_rows())
+        keep(ended=True)
     finally:
         shown.close()
         lines.close()
@@ -227,8 +228,9 @@ def _run(link: Any, control: Any, session: Session) -> Result:
     summary = {**_summary(control, session, state, metrics, splits, tested, watch.ended, manifest), **control.bcast(figures)}
     if hosts:
         summary["hosts"] = hosts
-    if control.rank == 0:
-        _hand_over(session, summary, splits, history)
+    with agreed(control):
+        if control.rank == 0:
+            _hand_over(session, summary, splits, history)
     if lost := next(filter(None, control.allgather(folder.lost if folder else "")), ""):
         with agreed(control):
             raise OutputError(lost)

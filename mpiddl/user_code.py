@@ -70,7 +70,7 @@ def source_checksum(text: str) -> int:
     """Checksum of the file of the module that ``text`` names: another file may give other results."""
     module, name = text.split(":")[:2]
     _attribute("your own code", text, module, name)
-    file = sys.modules[module].__file__
+    file = getattr(sys.modules[module], "__file__", None)  # built into Python, or a folder without __init__.py: none
     return zlib.crc32(Path(file).read_bytes()) if file else 0
 
 

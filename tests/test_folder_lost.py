@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 import mpiddl
+from mpiddl import training
 from mpiddl.data import arrays_data
 from mpiddl.errors import OutputError, UsageError
 from mpiddl.folder import Folder
@@ -49,6 +53,56 @@ def test_a_removed_folder_is_made_again_and_told(comm, mpi_tmp_path, monkeypatch
         assert printed.err.count("files were removed") == 1 and "test accuracy" in printed.out
     comm.Barrier()
     mpiddl.train("mlp", "digits", comm=comm, out=out, strategy=strategy, resume=True, quiet=True, **{**JOB, "epochs": 4})
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip:pace=own"])
+def test_a_folder_that_is_removed_after_the_last_checkpoint(comm, mpi_tmp_path, monkeypatch, strategy):
+    out, real = mpi_tmp_path / "run", Watch.look_back
+
+    def look_back(self, state):
+        self.comm.Barrier()
+        if self.comm.rank == 0:
+            shutil.rmtree(out)
+        self.comm.Barrier()
+        real(self, state)
+
+    monkeypatch.setattr(Watch, "look_back", look_back)
+    with pytest.raises(OutputError, match=r"checkpoints that were removed are lost$"):
+        mpiddl.train("mlp", "digits", comm=comm, out=out, quiet=True, strategy=strategy, **JOB)
+    comm.Barrier()
+    assert {"job.toml", "metrics.jsonl", "summary.json", ".lock"} <= {entry.name for entry in out.iterdir()}
+    comm.Barrier()
+
+
+@pytest.mark.mpi
+def test_all_ranks_raise_if_the_summary_cannot_be_written(comm, mpi_tmp_path, monkeypatch):
+    out, real = mpi_tmp_path / "run", training._summary
+
+    def remove(*args):
+        if comm.rank == 0:
+            shutil.rmtree(out)
+        return real(*args)
+
+    monkeypatch.setattr(training, "_summary", remove)
+    with pytest.raises(OutputError, match=r"summary\.json: cannot be written: No such file"):
+        mpiddl.train("mlp", "digits", comm=comm, out=out, quiet=True, **JOB)
+
+
+@pytest.mark.parametrize("refused", [".", ".lock", "metrics.jsonl"])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE])
+def test_a_folder_that_cannot_be_looked_at(tmp_path, monkeypatch, refused, number):
+    real, refuses = os.stat, []
+
+    def stat(path, *args, **options):
+        if refuses and Path(path) == tmp_path / refused:
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    meddle(monkeypatch, lambda: refuses.append(True), 12)
+    with pytest.raises(OutputError, match=f"out: {tmp_path}.*: {os.strerror(number)}"):
+        mpiddl.train("mlp", "digits", out=tmp_path, quiet=True, **JOB)
 
 
 @pytest.mark.parametrize("name", ["job.toml", "metrics.jsonl", ".lock"])

@@ -115,6 +115,22 @@ def test_decompositions_load_no_compiler_at_import(command, module, barred):
     assert not barred & set(ast.literal_eval(ended.stderr))
 
 
+def test_the_public_names_load_no_compiler(command):
+    ended = command(sys.executable, "-c", f"import mpiddl; [getattr(mpiddl, name) for name in mpiddl.__all__]; {TELL}")
+    assert not {"numba", "scipy", "matplotlib"} & set(ast.literal_eval(ended.stderr))
+
+
+def test_numbers_of_kernels_that_are_repeated_elsewhere():
+    from mpiddl import kernels
+    from mpiddl.models.mlp import ACTIVATIONS
+    from mpiddl.strategies.few_bits import BITS
+    from mpiddl.transport.guard import Guard
+
+    assert Guard.WORDS == kernels.lock.WORDS
+    assert (*kernels.quantise.MIDDLES,) == BITS
+    assert len({getattr(kernels, name) for name in ACTIVATIONS.values()}) == len(ACTIVATIONS)
+
+
 def test_a_small_decomposition_loads_no_compiler(command):
     program = "import numpy; from mpiddl.decomposition import PCA; PCA(2).fit(numpy.random.default_rng(0).random((50, 450)))"
     ended = command(sys.executable, "-c", f"{program}; {TELL}")

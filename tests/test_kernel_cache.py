@@ -123,6 +123,12 @@ def _in_a_folder_of_all(path: Path) -> None:
     path.parent.chmod(0o777)
 
 
+def _in_a_folder_of_another_user(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can make a folder of another user")
+    os.chown(path.parent, 65534, 65534)
+
+
 @pytest.mark.no_mpi
 @pytest.mark.parametrize(
     ("prepare", "words"),
@@ -131,6 +137,7 @@ def _in_a_folder_of_all(path: Path) -> None:
         (_open_to_all, "is open to other users"),
         (_of_another_user, "belongs to another user"),
         (_in_a_folder_of_all, "could be replaced by other users"),
+        (_in_a_folder_of_another_user, "could be replaced by other users"),
     ],
 )
 def test_a_folder_that_another_user_could_write_is_not_taken(among, prepare, words):
@@ -200,6 +207,13 @@ def test_it_is_an_error_in_programs_too(command, use):
     finished = command(sys.executable, "-c", USE.format(use), env={"NUMBA_DISABLE_JIT": "1"})
     assert finished.returncode == 1
     assert "mpiddl.errors.UsageError: NUMBA_DISABLE_JIT: got 1, expected 0" in finished.stderr
+    assert finished.stderr.count('  File "') == 2, finished.stderr  # the program's line, and the public function's
+
+
+def test_a_program_on_two_ranks_says_it_once(mpirun):
+    finished = mpirun(2, sys.executable, "-c", USE.format(USES["train"]), env={"NUMBA_DISABLE_JIT": "1"})
+    assert finished.returncode == 1 and "done" not in finished.stdout
+    assert "Traceback" not in finished.stderr and finished.stderr.count("NUMBA_DISABLE_JIT: got 1, expected 0") == 1
 
 
 @pytest.mark.no_mpi

@@ -236,6 +236,43 @@ def test_open_mpi_is_told_not_to_look_for_a_fabric_where_there_is_none(monkeypat
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
     monkeypatch.setattr(start, "FABRICS", ("/nowhere", str(tmp_path) if fabric else "/nowhere"))
-    start.initialise(SimpleNamespace(Init_thread=lambda level: None, THREAD_MULTIPLE=3), launch.promise({}))
-    told = {name: value for name, value in os.environ.items() if name in start.WITHOUT_FABRIC}
+    told = {}
+    start.initialise(SimpleNamespace(Init_thread=lambda level: told.update(os.environ), THREAD_MULTIPLE=3), launch.promise({}))
+    told = {name: value for name, value in told.items() if name in start.WITHOUT_FABRIC}
     assert told == ({} if fabric else start.WITHOUT_FABRIC)
+
+
+WINDOW = """
+import mpi4py, os, subprocess, sys
+from mpiddl.transport import start
+start.FABRICS, start.threads.launcher_cores = (), lambda: 0  # a machine without a fabric, with fewer cores than ranks
+MPI = start.start_mpi(os.environ)
+windows = [MPI.Win.Allocate(80, 8, comm=MPI.COMM_WORLD), MPI.Win.Create(bytearray(80), comm=MPI.COMM_WORLD)]
+for window in windows:
+    window.Free()
+inherited = subprocess.run(["env"], stdout=subprocess.PIPE, text=True, check=True).stdout
+sys.stdout.write(f"inherited: {[line for line in inherited.splitlines() if line.startswith('OMPI_MCA_')]}\\n")
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_other_processes_do_not_inherit_the_settings_which_windows_do_not_need(mpirun, ranks):
+    names = ("OMPI_MCA_osc", "OMPI_MCA_btl", "OMPI_MCA_mpi_yield_when_idle")
+    ended = mpirun(ranks, sys.executable, "-c", WINDOW, env=dict.fromkeys(names))
+    assert ended.returncode == 0, ended.stderr
+    assert "UCX" not in ended.stderr
+    assert not any(name in ended.stdout for name in names) and ended.stdout.count("inherited: [") == ranks, ended.stdout
+
+
+def test_a_setting_of_the_user_stays(monkeypatch):
+    from types import SimpleNamespace
+
+    from mpiddl import launch
+    from mpiddl.transport import start
+
+    monkeypatch.setattr(start, "FABRICS", ())
+    name = "OMPI_MCA_osc"
+    monkeypatch.setenv(name, "rdma")
+    told = {}
+    start.initialise(SimpleNamespace(Init_thread=lambda level: told.update(os.environ), THREAD_MULTIPLE=3), launch.promise({}))
+    assert told[name] == os.environ[name] == "rdma"

@@ -56,6 +56,38 @@ def test_outside_namespaces_of_its_own_it_does_nothing(began, monkeypatch, pid, 
     assert began == []
 
 
+PLAN = asdict(make_plan(2, None, 0.0))
+NO_PLAN = {
+    "nothing": "",
+    "an empty line": "\n",
+    "no JSON": "up\n",
+    "a list": "[1]\n",
+    "no caller's namespace": json.dumps({"plan": PLAN}) + "\n",
+    "no plan": json.dumps({"outside": "mnt:[1]"}) + "\n",
+    "another plan": json.dumps({"plan": {"ships": 3}, "outside": "mnt:[1]"}) + "\n",
+}
+
+
+@pytest.mark.parametrize("given", NO_PLAN.values(), ids=NO_PLAN)
+def test_without_a_plan_it_says_so(began, monkeypatch, given):
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(os, "readlink", lambda path: "4711" if path == "/proc/self" else HERE)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(given))
+    with pytest.raises(SystemExit, match=r"no plan of a cluster .* expected to be started by"):
+        keeper.main("x")
+    assert began == []
+
+
+def test_without_proc_it_says_so(began, monkeypatch):
+    def missing(path):
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    monkeypatch.setattr(os, "readlink", missing)
+    with pytest.raises(SystemExit, match="cannot read /proc: No such file or directory"):
+        keeper.main("x")
+    assert began == []
+
+
 def test_in_them_it_builds_the_cluster(began, monkeypatch, capsys):
     start(monkeypatch, 1, 4711, "mnt:[1]")
     assert began == ["_login", "boot", "_hold"]

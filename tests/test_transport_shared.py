@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpiddl.errors import CommError
+from mpiddl.collectives import allreduce_staged, allreduce_two_step, reading
+from mpiddl.errors import CommError, OutputError
 from mpiddl.transport import shared
 
 # Communicators of overlapping ranks whose algorithms have run. One is freed and another made after it, on some ranks in its
@@ -166,6 +167,32 @@ def test_what_fails_on_one_rank_is_told_on_all(link, monkeypatch, where, name, n
     assert [int(segment.max()) for segment in memory.segments] == [rank + 1 for rank in range(link.size)]
     memory.meet().Wait()
     memory.Free()
+
+
+class Unloadable:
+    """The kernels where numba finds no folder for them."""
+
+    def __getattr__(self, name):
+        raise OutputError("numba cache: got no folder")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.limit(60)
+@pytest.mark.parametrize(("where", "make"), [
+    (shared, lambda link: link.share(1000)),
+    (allreduce_staged, lambda link: link.kept("stage", lambda: allreduce_staged.Stage(link, np.dtype("f4")))),
+    (reading, lambda link: link.kept("reading", lambda: reading.Reading(link, np.dtype("f4"), np.zeros(link.size, "i4")))),
+    (allreduce_two_step, lambda link: link.kept("two-step", lambda: allreduce_two_step.TwoStep(link, 1000, "f4"))),
+], ids=["memory", "stage", "reading", "two-step"])  # fmt: skip
+def test_kernels_that_one_rank_cannot_load_are_told_on_all(link, monkeypatch, where, make):
+    last = link.size - 1
+    if link.rank == last:
+        monkeypatch.setattr(where, "kernels", Unloadable())
+    with pytest.raises(OutputError, match=f"got no folder .on rank {last} of {link.size}.$"):
+        make(link)
+    monkeypatch.undo()
+    assert not link.broken
+    make(link)
 
 
 @pytest.mark.mpi(min_size=2)

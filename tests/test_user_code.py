@@ -359,3 +359,9 @@ class Ruled(AllReduce):
 
 def test_a_strategy_with_a_field_called_rule_is_described_whole():
     assert spelled(Ruled("median")) == "Ruled(rule='median')"
+
+
+def test_modules_without_a_file_have_no_checksum(tmp_path, monkeypatch):
+    (tmp_path / "folder_without_init").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert source_checksum("sys:exit") == source_checksum("folder_without_init:__path__") == 0

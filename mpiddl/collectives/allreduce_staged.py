@@ -17,6 +17,7 @@ from mpiddl import kernels
 from mpiddl.collectives.at_once import AtOnce
 from mpiddl.collectives.base import ceil_div
 from mpiddl.topology import neighbours
+from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import SUM, Op
 
 HALF_BYTES = 128 * 1024
@@ -29,7 +30,9 @@ class Stage(AtOnce):
     """The shared memory of one communicator and dtype, kept with it."""
 
     def __init__(self, comm: Any, dtype: np.dtype):
-        self.kernel, self._half = kernels.node_copy_sum.node_copy_sum, HALF_BYTES // dtype.itemsize
+        with agreed(comm):  # numba may fail to load kernels
+            self.kernel = kernels.node_copy_sum.node_copy_sum
+        self._half = HALF_BYTES // dtype.itemsize
         super().__init__(comm, 2 * self._half, dtype)
 
     def allreduce(self, source: np.ndarray, result: np.ndarray) -> tuple[Any, ...]:

@@ -112,23 +112,23 @@ class TwoStep(Queue):
         self._comm, self._near, self._op, self._segment_bytes = comm, near, op, segment_bytes
         self._beside = comm.started
         self._arena = Arena(comm)
-        with agreed(comm):  # a node alone may have too little room
+        local, nodes = near.local, len(near.topology.nodes)
+        with agreed(comm):  # a node alone may have too little room, or fail to load kernels
             self.input = self._arena.shared("input", size, kind)
             self._result = self._arena.common("result", size, kind)
+            self._barrier = self._arena.barrier("input")
+            fused = nodes == 1 < local.size and op is SUM and kind in (np.float32, np.float64) and self._barrier
+            self._kernel: Any = kernels.node_sum.node_sum if fused else None
         self.result = self._result[:]
         self.result.flags.writeable = False
         self._inputs = self._arena.peers("input")
-        local, nodes = near.local, len(near.topology.nodes)
         self._streams = (1 if leader else near.topology.least) if nodes > 1 else local.size
         # Its own: plans under way at the same time come to their messages in different orders on different ranks.
         self._wire = Wire(near.across.Split(0, near.across.rank)) if nodes > 1 else None
         self.wires = (self._wire.comm,) if self._wire else ()
         self._leader = leader and nodes > 1
         self._addresses = np.array([array.ctypes.data for array in self._inputs])
-        self._barrier = self._arena.barrier("input")
-        fused = nodes == 1 < local.size and op is SUM and kind in (np.float32, np.float64) and self._barrier
         self._at_once = self._node_sum(size) if fused else ()
-        self._kernel: Any = kernels.node_sum.node_sum if fused else None
 
     def __call__(self) -> np.ndarray:
         """Reduce, and return ``result``."""

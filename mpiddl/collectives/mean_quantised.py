@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.kernels.quantise import BLOCK, add_quantised, quantise
+from mpiddl import kernels
 from mpiddl.layout import block
 
 GIVEN, TAKEN = 3, 4
@@ -27,23 +27,24 @@ class Message:
     """Scales and codes of ``count`` numbers in one buffer."""
 
     def __init__(self, count: int, bits: int):
-        split = 4 * -(-count // BLOCK)
+        split = 4 * -(-count // kernels.quantise.BLOCK)
         self.buffer = np.empty(split + -(-count * bits // 8), np.uint8)
         self._scales, self._codes = self.buffer[:split].view(np.float32), self.buffer[split:]
         self._bits = bits
 
     def write(self, values: np.ndarray) -> None:
         """Take ``values`` (n,), and leave in them what is lost."""
-        quantise(values, self._scales, self._codes, self._bits)
+        kernels.quantise.quantise(values, self._scales, self._codes, self._bits)
 
     def add_to(self, values: np.ndarray) -> None:
-        add_quantised(values, self._scales, self._codes, self._bits)
+        kernels.quantise.add_quantised(values, self._scales, self._codes, self._bits)
 
 
 def owned(count: int, size: int, rank: int) -> slice:
     """The part of ``count`` numbers that ``rank`` of ``size`` owns."""
-    blocks = block(-(-count // BLOCK), size, rank)
-    return slice(min(blocks.start * BLOCK, count), min(blocks.stop * BLOCK, count))
+    unit = kernels.quantise.BLOCK
+    blocks = block(-(-count // unit), size, rank)
+    return slice(min(blocks.start * unit, count), min(blocks.stop * unit, count))
 
 
 def mean_quantised(comm: Any, unsent: np.ndarray, owed: np.ndarray, mean: np.ndarray, bits: int) -> None:

@@ -19,6 +19,7 @@ from mpiddl import kernels
 from mpiddl.collectives.at_once import AtOnce, Further
 from mpiddl.collectives.base import block_bounds, ceil_div
 from mpiddl.topology import neighbours
+from mpiddl.transport.agree import agreed
 from mpiddl.transport.attach import processes
 from mpiddl.transport.base import SUM, Op
 
@@ -41,7 +42,8 @@ class Reading(AtOnce):
     """What ranks tell each other, kept with a communicator."""
 
     def __init__(self, comm: Any, dtype: np.dtype, others: np.ndarray):
-        self._in = kernels.node_read_sum  # its names say what is where
+        with agreed(comm):  # numba may fail to load kernels
+            self._in = kernels.node_read_sum  # its names say what is where
         self.kernel = self._in.node_read_sum
         super().__init__(comm, self._in.WORDS + 2 * HALF_BYTES // 8, np.int64)
         self._half = HALF_BYTES // dtype.itemsize

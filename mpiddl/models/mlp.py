@@ -25,8 +25,8 @@ from mpiddl.models.base import Arrays, Ready, Score
 from mpiddl.models.checks import check_width, labels_of, one_of, rows_of, same_rows, targets_of
 from mpiddl.models.workspace import UNIT, Workspace
 
-ACTIVATIONS = {"relu": kernels.RELU, "tanh": kernels.TANH}
-
+ACTIVATIONS = {"relu": "RELU", "tanh": "TANH"}
+"""Their names among the kernels, which are loaded when a model is used."""
 
 ROWS_AT_ONCE = 256
 """Rows that go through all layers together where no gradient is wanted: their activations stay in the caches."""
@@ -169,7 +169,7 @@ class MLP:
     @cached_property
     def _codes(self) -> list[int]:
         """The activation behind each layer."""
-        return [ACTIVATIONS[self.activation]] * (len(self.sizes) - 2) + [kernels.IDENTITY]
+        return [getattr(kernels, ACTIVATIONS[self.activation])] * (len(self.sizes) - 2) + [kernels.IDENTITY]
 
     def _outputs(self, params: Arrays, x: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         """Some rows at a time and their outputs, which the next ones overwrite."""

@@ -49,13 +49,19 @@ exec {SHARED}/on "$host" /bin/sh -c "$*"
 
 def main(name: str) -> None:
     """Build the cluster asked for on standard input, say so in a line of JSON, and hold it."""
-    real_pid = int(os.readlink("/proc/self"))  # before /proc is our own: as the machine counts
+    try:
+        real_pid, mounts = int(os.readlink("/proc/self")), mount_namespace()  # before /proc is our own: as the machine counts
+    except OSError as error:
+        sys.exit(f"testbed: the keeper cannot read /proc: {error.strerror}; expected a Linux machine with /proc")
     if os.getpid() != 1 or real_pid == 1:  # /proc of the same pid namespace: the first process of a container
         sys.exit(f"testbed: the keeper has no pid namespace of its own: got process {os.getpid()}; {_REMEDY}")
-    asked = json.loads(sys.stdin.readline())
-    if asked["outside"] == mount_namespace():
-        sys.exit(f"testbed: the keeper has the caller's mount namespace, {asked['outside']}; {_REMEDY}")
-    plan = Plan(**asked["plan"])
+    try:
+        asked = json.loads(sys.stdin.readline())
+        plan, outside = Plan(**asked["plan"]), asked["outside"]
+    except (ValueError, KeyError, TypeError):
+        sys.exit(f"testbed: the keeper got no plan of a cluster in the first line of its standard input; {_REMEDY}")
+    if outside == mounts:
+        sys.exit(f"testbed: the keeper has the caller's mount namespace, {outside}; {_REMEDY}")
     try:
         _login(plan)
         boot(list(range(1, plan.hosts + 1)), plan)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from mpiddl import kernels
 from mpiddl.clock import now
 from mpiddl.errors import CommError
-from mpiddl.kernels.lock import COUNT, WORDS, acquire, begin_change, changes, end_change, release, unchanged
 from mpiddl.transport.base import PATIENCE
 
 PAUSE_S = 0.0001
@@ -39,53 +39,54 @@ class Guard:
         By whatever waits, if there is a limit and it has passed.
     """
 
-    WORDS = WORDS
+    WORDS = 48
+    """`mpiddl.kernels.lock.WORDS`, without loading it."""
 
     def __init__(self, comm: Any, words: np.ndarray, limit_s: float = float("inf")):
-        self._comm, self._words, self._limit_s = comm, words, limit_s
+        self._comm, self._words, self._limit_s, self._lock = comm, words, limit_s, kernels.lock
         self._drawn = np.zeros(1, np.int64)
 
     @property
     def changes(self) -> int:
         """How many there have been so far."""
-        return int(changes(self._words, 0)) // 2
+        return int(self._lock.changes(self._words, 0)) // 2
 
     @changes.setter
     def changes(self, count: int) -> None:
         """Before anybody else looks."""
-        self._words[COUNT] = 2 * count
+        self._words[self._lock.COUNT] = 2 * count
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Have the lock for the length of a block, after all who came before."""
         until = now() + self._limit_s
-        while not acquire(self._words, self._drawn, PATIENCE):
+        while not self._lock.acquire(self._words, self._drawn, PATIENCE):
             self._pause(until)
         try:
             yield
         finally:
-            release(self._words)
+            self._lock.release(self._words)
 
     @contextmanager
     def changing(self) -> Iterator[int]:
         """The same, to write; yields the number of changes before this one."""
         with self.held():
-            count = int(begin_change(self._words))
+            count = int(self._lock.begin_change(self._words))
             try:
                 yield count
             finally:
-                end_change(self._words)
+                self._lock.end_change(self._words)
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> int:
         """Copy what is guarded as it was between two changes; returns after how many of them."""
         until, tries = now() + self._limit_s, 0
         while tries < TRIES:
-            count = int(changes(self._words, PATIENCE))
+            count = int(self._lock.changes(self._words, PATIENCE))
             if count % 2:
                 self._pause(until)
                 continue
             np.copyto(target, source)
-            if unchanged(self._words, count):
+            if self._lock.unchanged(self._words, count):
                 return count // 2
             tries += 1
         with self.held():

@@ -23,6 +23,7 @@ import numpy as np
 from mpiddl import kernels
 from mpiddl.errors import CommError
 from mpiddl.memory import ALIGNMENT
+from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import PATIENCE
 from mpiddl.transport.mapping import forget, mapped
 
@@ -54,15 +55,19 @@ class SharedMemory:
     ------
     CommError
         On all ranks: the memory file system has not enough room, or ranks have none in common; too many files are open.
+    UsageError, OutputError
+        On all ranks: kernels cannot be loaded on one of them.
 
     Communication
     -------------
-    Collective over ``comm``: four all-gathers of small objects.
+    Collective over ``comm``: five all-gathers of small objects.
     """
 
     def __init__(self, comm: Any, nbytes: int):
         self._comm, self.freed = comm, False
-        flags, own = kernels.meet.FLAGS, int(nbytes)
+        with agreed(comm):  # numba may fail to load kernels
+            flags = kernels.meet.FLAGS
+        own = int(nbytes)
         if comm.rank == 0:  # flags behind it, on cache lines of their own
             own = -(-own // ALIGNMENT) * ALIGNMENT + 8 * flags * comm.size
         pages = -(-own // mmap.PAGESIZE) * mmap.PAGESIZE

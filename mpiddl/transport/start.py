@@ -6,7 +6,8 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +65,33 @@ def start_mpi(env: Mapping[str, str]) -> Any:
 
 
 def initialise(MPI: Any, promise: launch.Promise) -> None:
-    """``MPI_Init_thread``; Open MPI's settings for this machine and the ranks of ``promise``, unless the user has set them."""
+    """``MPI_Init_thread``; Open MPI's settings for this machine and the ranks of ``promise``, unless the user has set them.
+
+    Open MPI reads them only here. They are removed again: a process that is started later, such as ``sbatch``, may lead to
+    ranks on other machines.
+    """
+    wanted = {}
     if (promise.local_size or 1) > threads.launcher_cores():
         # Open MPI does this itself only if the slots of its hosts are fewer than the ranks; MPICH always yields. A rank that
         # waits without it keeps its core for a whole time slice, while the rank it waits for has none.
-        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+        wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
     if not any(map(os.path.isdir, FABRICS)):
-        for name, value in WITHOUT_FABRIC.items():
-            os.environ.setdefault(name, value)
-    with warnings.catch_warnings():
+        wanted |= WITHOUT_FABRIC
+    with _set(wanted), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # mpi4py guesses at a foreign launcher, which is known better here
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
+
+
+@contextmanager
+def _set(wanted: Mapping[str, str]) -> Iterator[None]:
+    """These variables for the length of a block, except those that the environment has already."""
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def environment_trouble(env: Mapping[str, str], version: str) -> tuple[str, str] | None:
