@@ -86,7 +86,8 @@ def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | No
 
 def optimiser_chosen(request: Request, earlier: Path | None) -> bool:
     """Whether the caller chose the optimiser, in this call or in the run that is resumed; otherwise it suits the strategy."""
-    if is_object(request.optimiser) or request.optimiser not in (None, "auto"):
+    given = request.settings.get("optimiser") if request.optimiser is None else request.optimiser
+    if is_object(given) or given not in (None, "auto"):
         return True
     return earlier is not None and bool(checkpoint.load_manifest(earlier, resume=True).get("optimiser_chosen", True))
 
