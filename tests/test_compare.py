@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.comparisons import FACTS, TRAIN, grid_of
 from test_uncaught import Rank
 
 from mpiddl.cli import main
 from mpiddl.compare.advice import advise
-from mpiddl.compare.check import Facts, check
+from mpiddl.compare.check import check
 from mpiddl.compare.figures import entries, grain, paired, points, rows
 from mpiddl.compare.grid import KEYS, Cell, make_grid, ranks_beside, read_grid
 from mpiddl.compare.places import Simulated
@@ -29,11 +30,9 @@ from mpiddl.transport import uncaught
 
 pytestmark = pytest.mark.no_mpi
 
-TRAIN = {"epochs": 2, "hidden": [8], "optimiser": "nesterov"}
 THREE = ["two-step", "local-sgd", {"strategy": "asgd", "rate": 0.02}]
 ASKED = {"strategies": THREE, "workers": [2, 4], "seeds": 2, "target": 0.9}
 GRID = make_grid(TRAIN, ASKED)
-FACTS = Facts(1000, {"rows": 1100, "test_rows": 100, "features": 64, "checksum": 7})
 
 
 def outcome(accuracy, seconds=10.0, sent=4_000_000, **more):
@@ -389,10 +388,6 @@ def test_two_at_once_in_a_folder_are_refused(tmp_path):
     second.take()
     for store in (second, part):
         store.close()
-
-
-def grid_of(*strategies, **asked):
-    return make_grid(TRAIN, {"strategies": list(strategies), "workers": 2, "seeds": 3, **asked})
 
 
 def found_of(grid, **told):

@@ -5,88 +5,30 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from harness.comparisons import HOSTS, TRAIN, Told, compared, found_of, grid_of, outcome
 
 import mpiddl
 from mpiddl.bench.journal import Journal
 from mpiddl.compare import markdown, page, plots
 from mpiddl.compare.advice import advise
-from mpiddl.compare.check import Facts
 from mpiddl.compare.document import Heading, Items, Paragraph, Table
 from mpiddl.compare.figures import entries
-from mpiddl.compare.grid import Cell, make_grid
-from mpiddl.compare.places import Simulated
+from mpiddl.compare.grid import make_grid
 from mpiddl.compare.processes import Ended, reason
 from mpiddl.compare.store import Store
-from mpiddl.compare.study import Study
 from mpiddl.compare.writing import write_report
 from mpiddl.errors import OutputError, UsageError
 
 pytestmark = pytest.mark.no_mpi
 
-TRAIN = {"epochs": 2, "hidden": [8], "optimiser": "nesterov"}
-FACTS = Facts(1000, {"rows": 1100, "test_rows": 100, "features": 64, "checksum": 7})
-HOSTS = [{"sent": 2_000_000, "received": 2_000_000}] * 2
 HARM = "<img src=x onerror=alert(1)>|"
-
-
-def grid_of(*strategies, **asked):
-    return make_grid(TRAIN, {"strategies": list(strategies), "workers": 2, "seeds": 3, **asked})
-
-
-def outcome(accuracy=0.9, seconds=10.0, sent=4_000_000, top=None, **more):
-    """What a run might have told; its second validation found ``top``."""
-    curve = [{"samples": 1000 * k, "seconds": seconds * k / 2, "bytes": sent * k // 2, "distance": 0.1,
-              "accuracy": (top or accuracy) - 0.05 * (2 - k)} for k in (1, 2)]  # fmt: skip
-    return {"accuracy": accuracy, "seconds": seconds, "bytes": sent, "samples": 2000, "epochs": 2.0, "curve": curve,
-            "wall": 1.0, "phases": {"compute": seconds, "communication": 0.0, "waiting": 0.0}, "hosts": HOSTS,
-            "staleness": None, "strategy": "Ring()", "ranks": 2, "parameters": 100, "mpi": "none", **more}
-
-
-def found_of(grid, *told):
-    """Outcomes by cell; ``told``: of each strategy those of the seeds."""
-    return {Cell(contender, 2, seed): made for contender, several in zip(grid.contenders, told, strict=True)
-            for seed, made in zip(grid.seeds, several, strict=True)}
 
 
 def advice(grid, *told):
     found = advise(grid, found_of(grid, *told), 2, simulated=False)
     return " ".join([*found.verdict, *found.warnings, *found.notes])
-
-
-class Told(Simulated):
-    """Trains nothing: runs end as ``act`` says, or with an outcome."""
-
-    def __init__(self, act=lambda cell: None):
-        super().__init__(1, {})
-        self.done, self._act = [], act
-
-    def run(self, cell, files, mark, limit_s):
-        self.done.append(cell)
-        ended = self._act(cell)
-        if ended is None:
-            Path(files[1]).write_text(json.dumps(outcome()))
-        return ended or Ended(0, "")
-
-
-@pytest.fixture
-def study(tmp_path):
-    """``study(grid, place)``: does what is missing, in one folder."""
-
-    def call(grid, place=None):
-        store = Store(tmp_path / "out", (1, 1), lambda text: None)
-        store.take()
-        try:
-            made = Study(grid, place or Told(), store, FACTS, lambda text: None)
-            made.begin()
-            made.run()
-        finally:
-            store.close()
-        return made
-
-    return call
 
 
 @pytest.mark.parametrize(("asked", "workers", "said"), [
@@ -100,46 +42,47 @@ def test_what_comes_twice_or_without_end_is_refused(asked, workers, said):
     assert said in str(refused.value)
 
 
-def test_names_do_no_harm(study, tmp_path):
+def test_names_do_no_harm(tmp_path):
     blocks = [Heading(HARM, 1), Paragraph(HARM), Items([HARM], "verdict"), Table(("strategy", "x"), [(HARM, HARM)])]
     text = page.render(blocks)
     assert HARM not in text and text.replace("\u00a0", " ").count("&lt;img src=x onerror=alert(1)&gt;|") == 6
     written = markdown.render(blocks)
     assert written.count("<img") == written.count(r"\<img") == 5 and written.count(r"\|") == 5 and "[" not in written
     grid = grid_of({"strategy": "asgd", "label": "../../" + "x" * 300}, {"strategy": "ring", "label": "../../" + "x" * 301})
-    made = study(grid, Told(lambda cell: Ended(1, f"ValueError: no\x1b[2J{HARM}")))
+    made = compared(tmp_path, grid, Told(lambda cell: Ended(1, f"ValueError: no\x1b[2J{HARM}")))
     names = {path.name for path in (tmp_path / "out" / "failed").iterdir()}
     assert len(names) == 6 and {outcome["words"] for outcome in made.found().values()} == names  # each its own, in the folder
     assert reason(Ended(1, "ValueError: no\x1b[2J"), 60) == "no[2J"  # a terminal is not told what to do
 
 
-def test_runs_in_the_report_have_the_names_of_its_rows(study):
+def test_runs_in_the_report_have_the_names_of_its_rows(tmp_path):
     fast, slow = ({"strategy": "asgd", "rate": rate, "label": label} for rate, label in ((0.1, "fast"), (0.01, "slow")))
     grid = grid_of("ring", fast, slow)
-    told = json.loads(write_report(study(grid), "")[1].with_suffix(".json").read_text())
+    told = json.loads(write_report(compared(tmp_path, grid), "")[1].with_suffix(".json").read_text())
     assert [run["strategy"] for run in told["runs"]] == ["ring", "fast", "slow"] * 3
     assert {run["in_full"] for run in told["runs"]} == {"Ring()"}
 
 
 @pytest.mark.parametrize("text", ['{"train": 3}', '{"versions": []}', '{"train": {"epo', "3", ""])
-def test_what_was_compared_before_may_be_damaged(study, tmp_path, text):
+def test_what_was_compared_before_may_be_damaged(tmp_path, text):
     grid = grid_of("ring")
-    study(grid)
+    compared(tmp_path, grid)
     (tmp_path / "out" / "compare.json").write_text(text)
     again = Told()
-    assert len(study(grid, again).found()) == 3 and not again.done
+    assert len(compared(tmp_path, grid, again).found()) == 3 and not again.done
 
 
-@pytest.mark.parametrize(("old", "new"), [('"curve"', '"kurve"'), ('"accuracy": 0.9, "seconds"', '"accuracy": "x", "seconds"')])
-def test_a_line_that_no_report_can_be_made_of_is_run_again(study, tmp_path, old, new):
+@pytest.mark.parametrize(("old", "new"), [('"curve"', '"kurve"'), ('"accuracy": 0.91, "loss"', '"accuracy": "x", "loss"')])
+def test_a_line_that_no_report_can_be_made_of_is_run_again(tmp_path, old, new):
     grid = grid_of("ring")
-    study(grid)
+    compared(tmp_path, grid)
     file = tmp_path / "out" / "cells.jsonl"
     first, *others = file.read_text().splitlines(keepends=True)
     assert old in first
     file.write_text(first.replace(old, new) + "".join(others))
     again = Told()
-    assert write_report(study(grid, again), "")[0][0].choice == "ring" and [cell.seed for cell in again.done] == [1]
+    made = compared(tmp_path, grid, again)
+    assert write_report(made, "")[0][0].choice == "ring" and [cell.seed for cell in again.done] == [1]
 
 
 def test_a_disk_that_takes_a_part_of_a_line_is_told(tmp_path, monkeypatch):
@@ -185,21 +128,21 @@ def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(tmp_path):
 
 def test_a_baseline_that_gets_to_the_target_seldom_is_told():
     grid = grid_of("two-step", "asgd", target=0.9)
-    fast = [outcome(a, 2.0, top=0.95) for a in (0.94, 0.95, 0.95)]
-    told = advice(grid, [outcome(0.8, top=0.91), outcome(0.8, top=0.91), outcome(0.8)], fast)
+    fast = [outcome(0.95, a, 2.0) for a in (0.94, 0.95, 0.95)]
+    told = advice(grid, [outcome(0.91, test=0.8), outcome(0.91, test=0.8), outcome(0.8)], fast)
     assert "Take asgd" in told and "two-step reaches it with 2 of 3 seeds" in told
     assert "time to 90 %: two-step does not reach it" in advice(grid, [outcome(0.8)] * 3, fast)
-    assert "reaches it with" not in advice(grid, [outcome(0.8, top=0.91)] * 3, fast)
+    assert "reaches it with" not in advice(grid, [outcome(0.91, test=0.8)] * 3, fast)
 
 
 def test_what_the_seeds_leave_open_is_told():
     grid = grid_of("two-step", "local-sgd")
     exact = [outcome(a) for a in (0.90, 0.91, 0.92)]
-    noisy = [outcome(a, 5.0) for a in (0.88, 0.93, 0.91)]
+    noisy = [outcome(a, seconds=5.0) for a in (0.88, 0.93, 0.91)]
     told = advice(grid, exact, noisy)
     assert "Take local-sgd" in told
     assert "two-step and local-sgd are equal within noise in validation accuracy; of these, local-sgd is the fastest" in told
-    near = [outcome(a, 5.0) for a in (0.899, 0.909, 0.919)]
+    near = [outcome(a, seconds=5.0) for a in (0.899, 0.909, 0.919)]
     told = advice(grid, exact, near)
     assert "Take local-sgd" in told and "show no clear difference in validation accuracy; of these" in told
 

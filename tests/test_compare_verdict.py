@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from harness.comparisons import FACTS, Told, compared, found_of, grid_of, outcome
 
 from mpiddl.compare import document, markdown, page, plots
 from mpiddl.compare.advice import advise
-from mpiddl.compare.check import Facts, check
+from mpiddl.compare.check import check
 from mpiddl.compare.columns import results
 from mpiddl.compare.figures import rows
-from mpiddl.compare.grid import Cell, make_grid
+from mpiddl.compare.grid import make_grid
 from mpiddl.compare.places import Simulated
 from mpiddl.compare.plain import PLAIN, plain
 from mpiddl.compare.processes import Ended
@@ -27,30 +27,6 @@ from mpiddl.strategies.local_sgd import LocalSGD
 
 pytestmark = pytest.mark.no_mpi
 
-TRAIN = {"epochs": 2, "hidden": [8], "optimiser": "nesterov"}
-FACTS = Facts(1000, {"rows": 1100, "test_rows": 100, "features": 64, "checksum": 7})
-HOSTS = [{"sent": 2_000_000, "received": 2_000_000}] * 2
-
-
-def grid_of(*strategies, **asked):
-    return make_grid(TRAIN, {"strategies": list(strategies), "workers": 2, "seeds": 3, **asked})
-
-
-def outcome(validation=0.9, test=None, seconds=10.0, sent=4_000_000, **more):
-    """A run as `mpiddl.compare.cell` keeps it: two validations, of which the last is of the finished model."""
-    curve = [{"samples": 1000 * k, "seconds": seconds * k / 2, "bytes": sent * k // 2, "distance": 0.1,
-              "accuracy": validation - 0.05 * (2 - k)} for k in (1, 2)]  # fmt: skip
-    return {"accuracy": validation if test is None else test, "loss": 0.3, "seconds": seconds, "bytes": sent, "samples": 2000,
-            "epochs": 2.0, "curve": curve, "wall": 1.0, "hosts": HOSTS, "staleness": None, "strategy": "Ring()", "ranks": 2,
-            "phases": {"compute": seconds, "communication": 0.0, "waiting": 0.0}, "parameters": 100, "mpi": "none", **more}
-
-
-def found_of(grid, *told):
-    """Outcomes by cell; ``told``: of each strategy those of the seeds, None for a run that is missing."""
-    return {Cell(contender, 2, seed): made for contender, several in zip(grid.contenders, told, strict=True)
-            for seed, made in zip(grid.seeds, several, strict=True) if made}
-
-
 def verdict(grid, *told, simulated=False):
     return advise(grid, found_of(grid, *told), 2, simulated)
 
@@ -58,39 +34,6 @@ def verdict(grid, *told, simulated=False):
 def noisy(*seconds, **more):
     """Runs that differ in accuracy and time by chance."""
     return [outcome(0.90 + 0.01 * k, seconds=each, **more) for k, each in enumerate(seconds)]
-
-
-class Told(Simulated):
-    """Trains nothing: runs end as ``act`` says, or with an outcome."""
-
-    def __init__(self, act=lambda cell: None):
-        super().__init__(1, {})
-        self.done, self._act = [], act
-
-    def run(self, cell, files, mark, limit_s):
-        self.done.append(cell)
-        ended = self._act(cell)
-        if not isinstance(ended, Ended):
-            Path(files[1]).write_text(json.dumps(ended or outcome(0.9 + 0.01 * cell.seed)))
-        return ended if isinstance(ended, Ended) else Ended(0, "")
-
-
-@pytest.fixture
-def study(tmp_path):
-    """``study(grid, place)``: does what is missing, in one folder."""
-
-    def call(grid, place=None):
-        store = Store(tmp_path / "out", (1, 1), lambda text: None)
-        store.take()
-        try:
-            made = Study(grid, place or Told(), store, FACTS, lambda text: None)
-            made.begin()
-            made.run()
-        finally:
-            store.close()
-        return made
-
-    return call
 
 
 @dataclass(frozen=True)
@@ -118,9 +61,9 @@ def test_every_strategy_has_a_sentence_of_its_own():
     (Mine(), "Adds up gradients on Sundays only."),
     (Bare(), "Bare: a strategy without a description."),  # dataclasses write a docstring of fields
 ])  # fmt: skip
-def test_a_strategy_without_a_sentence_is_described_by_its_docstring(study, monkeypatch, strategy, said):
+def test_a_strategy_without_a_sentence_is_described_by_its_docstring(tmp_path, monkeypatch, strategy, said):
     monkeypatch.setitem(NAMES, "mine", type(strategy))
-    text = write_report(study(grid_of("two-step", "mine")), "")[1].read_text()
+    text = write_report(compared(tmp_path, grid_of("two-step", "mine")), "")[1].read_text()
     assert said in text and plain(strategy) == said
     assert plain(Plain()) == "Plain: a strategy without a description."  # not by the docstring of its parent
 
@@ -215,14 +158,14 @@ def test_one_seed_has_a_value_alone():
     assert told.verdict[2].startswith("One seed says nothing about noise")
 
 
-def test_what_failed_or_diverged_is_flagged(study):
+def test_what_failed_or_diverged_is_flagged(tmp_path):
     def act(cell):
         if cell.contender.label == "ring" and cell.seed > 1:
             return Ended(1, "x.CommError: nobody is there") if cell.seed == 2 else outcome(0.1, loss=None)
         return None
 
     grid = grid_of("two-step", "ring", "local-sgd")
-    made = study(grid, Told(act))
+    made = compared(tmp_path, grid, Told(act))
     advice, file = write_report(made, "")
     html, text, told = file.read_text(), file.with_suffix(".md").read_text(), spoken(made, advice, quiet=False)
     assert "ring (1 run diverged, 1 run failed) is left out" in advice[0].verdict[2]
@@ -244,8 +187,8 @@ def test_missing_runs_are_told():
 
 
 @pytest.mark.parametrize("act", [lambda cell: Ended(1, "no"), lambda cell: outcome(0.1, loss=None)])
-def test_if_all_fail_none_is_advised(study, act):
-    made = study(grid_of("two-step", "ring", target=0.9), Told(act))
+def test_if_all_fail_none_is_advised(tmp_path, act):
+    made = compared(tmp_path, grid_of("two-step", "ring", target=0.9), Told(act))
     (advice,), file = write_report(made, "")
     assert advice.choice is None and "none is advised" in advice.verdict[0] and len(advice.warnings) == 2
     assert "0\u00a0of\u00a03" in file.read_text() and "0 of 3" in spoken(made, [advice], quiet=False)
@@ -281,9 +224,9 @@ def test_a_verdict_is_at_most_three_sentences(target, seeds, broken):
 
 
 @pytest.mark.plots
-def test_the_picture_is_right_below_the_verdict(study):
+def test_the_picture_is_right_below_the_verdict(tmp_path):
     pytest.importorskip("matplotlib")
-    text = write_report(study(grid_of("two-step", "local-sgd")), "")[1].with_suffix(".md").read_text()
+    text = write_report(compared(tmp_path, grid_of("two-step", "local-sgd")), "")[1].with_suffix(".md").read_text()
     blocks = text.split("\n\n")
     (at,) = (number for number, block in enumerate(blocks) if block.startswith("- **Take"))
     assert blocks[at].count("\n") < 3 and blocks[at + 1].startswith("![Accuracy on the validation rows")
@@ -291,8 +234,8 @@ def test_the_picture_is_right_below_the_verdict(study):
     assert text.index("## Results") < text.index("## More pictures") < text.index("## How it was measured")
 
 
-def test_columns_without_figures_are_hidden(study):
-    made = study(grid_of("two-step", "local-sgd"), Told(lambda cell: outcome(hosts=[])))
+def test_columns_without_figures_are_hidden(tmp_path):
+    made = compared(tmp_path, grid_of("two-step", "local-sgd"), Told(lambda cell: outcome(hosts=[])))
     for file in (write_report(made, "")[1], write_report(made, "")[1].with_suffix(".md")):
         text = file.read_text().replace("\u00a0", " ")
         assert "distance, %" in text and not any(word in text for word in ("egress", "ingress", "staleness, ", "runs |"))
@@ -319,29 +262,29 @@ def test_pictures_tell_of_runs_that_are_left_out():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["accuracy", "seconds", "curve"])
-def test_figures_that_are_not_finite_are_run_again(study, name, value):
+def test_figures_that_are_not_finite_are_run_again(tmp_path, name, value):
     grid = grid_of("two-step")
     bad = outcome()
     if name == "curve":
         bad["curve"][-1]["accuracy"] = value
     else:
         bad[name] = value
-    study(grid, Told(lambda cell: bad if cell.seed == 2 else None))
+    compared(tmp_path, grid, Told(lambda cell: bad if cell.seed == 2 else None))
     again = Told()
-    made = study(grid, again)
+    made = compared(tmp_path, grid, again)
     assert [cell.seed for cell in again.done] == [2] and write_report(made, "")[0][0].choice == "two-step"
 
 
-def test_runs_of_a_version_without_a_validation_are_run_again(study):
+def test_runs_of_a_version_without_a_validation_are_run_again(tmp_path):
     grid = grid_of("two-step")
-    study(grid, Told(lambda cell: outcome(curve=[]) if cell.seed == 1 else None))
+    compared(tmp_path, grid, Told(lambda cell: outcome(curve=[]) if cell.seed == 1 else None))
     again = Told()
-    study(grid, again)
+    compared(tmp_path, grid, again)
     assert [cell.seed for cell in again.done] == [1]
 
 
-def test_markup_in_names_is_shown_as_it_is(study):
+def test_markup_in_names_is_shown_as_it_is(tmp_path):
     label = "![x](http://h/y.png) `a` | <b> * [z] \\"
-    text = write_report(study(grid_of({"strategy": "ring", "label": label})), "")[1].with_suffix(".md").read_text()
+    text = write_report(compared(tmp_path, grid_of({"strategy": "ring", "label": label})), "")[1].with_suffix(".md").read_text()
     assert "](http" not in text.replace(r"\](http", "") and "<b>" not in text.replace(r"\<b>", "")
     assert r"!\[x\](http://h/y.png) \`a\` \| \<b> \* \[z\] \\" in text
