@@ -294,7 +294,8 @@ def _resume_note(request: Request, earlier: Path | None, about: dict[str, Any], 
         before = checkpoint.load_manifest(earlier)
         changed = [f"{before['ranks']} ranks"] if before["ranks"] != size else []
         changed += [str(before.get("strategy"))] if before.get("strategy") != about["strategy"] else []
-        left = f", written by {' and '.join(changed)}: from the one model in it, ranks' own states are left" if changed else ""
+        left = (f", written by {' and '.join(changed)}: from the common model in it, without the states of single ranks"
+                if changed else "")
         old, new = (found["job"]["optimiser"] for found in (before, about))
         return f"going on from {earlier}{left}" + f"; optimiser {new} instead of {old}, as the strategy requires" * (old != new)
     return f"no checkpoint in {request.out} yet: starting afresh" if request.resume else ""

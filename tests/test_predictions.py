@@ -95,6 +95,17 @@ def test_other_rows_are_evaluated_by_the_classes_of_the_training(tmp_path):
     assert evaluate_run(tmp_path / "run", alone)["accuracy"] == 1.0
 
 
+def test_a_regression_is_evaluated_without_an_accuracy(tmp_path, capsys):
+    data = saved(tmp_path, x=X, y=X[:, 0])
+    mpiddl.train("mlp", data, loss="squared-error", out=tmp_path / "run", **SLOW)
+    for words in ([], ["--json"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(["evaluate", str(tmp_path / "run"), *words])
+    for_people, for_programs = capsys.readouterr().out.rsplit("\n{", 1)
+    assert "loss" in for_people and "accuracy" not in for_people
+    assert json.loads("{" + for_programs)["accuracy"] is None
+
+
 UNKNOWN = {
     "a label that was not trained": (np.where(np.arange(240) == 7, "plum", Y),
                                      "row 7: got label 'plum', expected one of the 3 labels 'apple', 'fig', 'pear'"),

@@ -153,6 +153,8 @@ def evaluate(run: Path, data: str | None, model: str | None, as_json: bool) -> N
         click.echo(json.dumps(found))
         return
     for name, value in found.items():
+        if value is None:  # a regression has no accuracy
+            continue
         click.echo(f"{name:<14} {value:.4f}" if isinstance(value, float) else f"{name:<14} {value}")
 
 
