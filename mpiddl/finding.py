@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mpiddl import terminal
+
 SEVERITY = (False, None, True)
 # What has to be one and the same on every rank.
 SAME = ("versions", "MPI library")
@@ -68,4 +70,5 @@ def show(findings: Sequence[Finding]) -> None:
     for finding in findings:
         remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
         table.add_row(Text(*marks[finding.ok]), finding.name, Text(finding.value + remedy))
-    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    width = terminal.columns(sys.stdout.fileno()) if sys.stdout.isatty() else None
+    Console(width=width or 110, color_system="auto" if width else None).print(table)

@@ -1,7 +1,7 @@
-"""Where a rank's output ends up: launchers put a pipe between a rank and the terminal of the person who started them.
+"""Where a rank's output ends up. A launcher puts a pipe or a terminal of its own between a rank and the user's terminal.
 
-So a rank looks up its line of parents for the launcher on the same machine and asks whether *its* standard error is a terminal.
-Where that cannot be told (another machine, no /proc), there is none.
+So a rank searches its parents for the launcher on the same machine, and asks whether the *launcher's* output is a terminal. If
+the launcher is on another machine, the answer is no.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from pathlib import Path
 LAUNCHERS = {"mpiexec", "mpirun", "prterun", "prte", "prted", "mpiexec.hydra", "hydra_pmi_proxy", "srun", "orterun"}
 
 
-def columns() -> int | None:
-    """Width of the terminal that shows this process's standard error, None if none does."""
-    try:
-        return os.get_terminal_size(2).columns
-    except OSError:
-        pass
+def columns(stream: int = 2) -> int | None:
+    """Width of the terminal that shows this process's output on ``stream`` (1 or 2), None if no terminal does."""
     process = os.getppid()
+    if _name(process) not in LAUNCHERS:
+        try:
+            return os.get_terminal_size(stream).columns
+        except OSError:
+            return None
     while process > 1 and _name(process) in LAUNCHERS:
-        if width := _columns_of(process):
+        if width := _columns_of(process, stream):
             return width
         process = _parent(process)
     return None
 
 
-def _columns_of(process: int) -> int | None:
-    """Width of a process's standard error, if that is a terminal."""
+def _columns_of(process: int, stream: int) -> int | None:
+    """Width of a process's ``stream``, if that is a terminal."""
     try:
-        file = os.open(f"/proc/{process}/fd/2", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+        file = os.open(f"/proc/{process}/fd/{stream}", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
     except OSError:
         return None
     try:

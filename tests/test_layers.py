@@ -33,10 +33,10 @@ arena cores
 topology
 transport
 launch_line
-memory footprint layout overlap clock threads finding terminal disk rank_count row_scale testbed user_code
+memory footprint layout overlap clock threads finding disk rank_count row_scale testbed user_code
 kernels
 kernel_cache
-launch errors version
+launch errors version terminal
 """
 
 MPI_ONLY_IN = ("mpiddl.transport", "mpiddl.communicator", "mpiddl.doctor", "mpiddl.probes")

@@ -6,7 +6,6 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
 import sys
 import termios
 
@@ -26,11 +25,11 @@ SUMMARY = {"test_accuracy": 0.875, "test_loss": 0.5, "test_rows": 100, "steps": 
 
 
 def seen_on_a_terminal(words, env, columns=90):
-    """Run a command with standard error on a terminal of our own; return what that terminal was sent."""
+    """Run a command with its output on a terminal of our own; return what that terminal was sent."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     seen = b""
-    with jobs.started(words, env, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+    with jobs.started(words, env, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         while True:
             try:
@@ -49,6 +48,23 @@ def test_a_bar_on_a_terminal(ranks):
     words = [sys.executable, "-m", *words] if ranks is None else jobs.mpi_command(ranks, words, env)
     seen = seen_on_a_terminal(words, env)
     assert "━" in seen and "63/63" in seen and "validation" in seen
+
+
+FINDING = "from mpiddl import finding; finding.show([finding.Finding('memory', True, 'enough')])"
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_colours_on_a_terminal_only(ranks, tmp_path):
+    """Open MPI gives its ranks a terminal of its own, wherever their output goes."""
+    env = jobs.environment(sys.executable) | {"TERM": "xterm"}
+    words = [sys.executable, "-c", FINDING]
+    words = words if ranks is None else jobs.mpi_command(ranks, words, env)
+    with open(tmp_path / "output", "wb") as file, jobs.started(words, env, stdout=file, stderr=file) as process:
+        process.wait()
+    written = (tmp_path / "output").read_text()
+    assert written.count("enough") == (ranks or 1) and "\x1b" not in written
+    if ranks is None:
+        assert "\x1b[32m" in seen_on_a_terminal(words, env)
 
 
 def test_plain_lines_elsewhere(capsys, monkeypatch):
