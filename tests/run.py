@@ -143,6 +143,8 @@ def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
     if others:  # for the tests that start one library's program with the other's launcher
         env["MPIDDL_TEST_OTHER_PYTHON"] = str(others[0])
     command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", f"--record={part.file('jsonl')}"]
+    if not sys.stdout.isatty():
+        command.append("--color=no")  # Open MPI gives ranks a terminal of its own
     if part.python:
         command.append("--in-process")
     elif part.mpi != next(iter(options.mpi)):
