@@ -153,14 +153,20 @@ class Record:
     def __init__(self, config: pytest.Config):
         self.config = config
         self.file = open(config.option.record, "a", buffering=1)  # noqa: SIM115
+        self.seconds = 0.0
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.seconds = 0.0
         self._write("started", nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds += report.duration
         category = self.config.hook.pytest_report_teststatus(report=report, config=self.config)[0]
         if category:
             self._write(category, report.nodeid, report.longrepr)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._write("took", nodeid, seconds=self.seconds)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         if exitstatus in ORDERLY:
@@ -170,10 +176,10 @@ class Record:
         if report.failed:
             self._write("error", report.nodeid, report.longrepr)
 
-    def _write(self, category: str, nodeid: str = "", trouble: Any = None) -> None:
+    def _write(self, category: str, nodeid: str = "", trouble: Any = None, seconds: float = 0.0) -> None:
         crash = getattr(trouble, "reprcrash", None)
         reason = crash.message.partition("\n")[0] if crash else ""
-        print(json.dumps([category, nodeid, reason]), file=self.file)
+        print(json.dumps([category, nodeid, reason, round(seconds, 3)]), file=self.file)
 
 
 @pytest.fixture(autouse=True)

@@ -40,6 +40,7 @@ PASSED, FAILED, SKIPPED = ("passed", "xfailed"), ("failed", "error", "xpassed"),
 COLUMNS = "{:<24} {:>7} {:>7} {:>8} {:>8}"
 DEALS = 8
 """Parts of one rank."""
+SLOWEST = 20
 
 Deal = tuple[int, int]
 """Which one, from 1, of how many."""
@@ -57,6 +58,7 @@ class Part:
     failures: list[str] = field(default_factory=list)
     skipped: int = 0
     seconds: float = 0.0
+    took: dict[str, float] = field(default_factory=dict)  # seconds, by test
 
     @property
     def name(self) -> str:
@@ -173,9 +175,10 @@ def _wait(part: Part, process: subprocess.Popen[str], limit_s: float) -> None:
 def count(part: Part, ended: str) -> None:
     """Take in the outcomes that the part has recorded."""
     outcomes = [json.loads(line) for line in part.file("jsonl").read_text().splitlines()]
-    part.passed, part.skipped = (sum(kind in kinds for kind, _, _ in outcomes) for kinds in (PASSED, SKIPPED))
-    part.failures = [f"{test}  {reason}" for kind, test, reason in outcomes if kind in FAILED]
-    last, test, _ = outcomes[-1] if outcomes else ("", "collection", "")
+    part.passed, part.skipped = (sum(kind in kinds for kind, *_ in outcomes) for kinds in (PASSED, SKIPPED))
+    part.failures = [f"{test}  {reason}" for kind, test, reason, _ in outcomes if kind in FAILED]
+    part.took = {test: seconds for kind, test, _, seconds in outcomes if kind == "took"}
+    last, test, *_ = outcomes[-1] if outcomes else ("", "collection")
     in_order = last == "end" and (part.failures or ended in NOTHING_FAILED)
     if not in_order:
         part.failures.append(f"pytest did not reach its end ({ended}); it was at {test or 'the end'}")
@@ -187,6 +190,9 @@ def summarise(parts: list[Part], seconds: float) -> str:
     for part in parts:
         counts = part.passed, len(part.failures), part.skipped
         lines.append(COLUMNS.format(part.name, *counts, f"{part.seconds:.1f}"))
+    slowest = sorted(((took, part, test) for part in parts for test, took in part.took.items()), key=lambda one: -one[0])
+    lines += ["", f"the {SLOWEST} slowest tests, with what they set up, in seconds"]
+    lines += [f"{took:7.1f}  {part.name}: {test}" for took, part, test in slowest[:SLOWEST]]
     lines += [f"FAILED {part.name}: {failure}" for part in parts for failure in part.failures]
     passed, skipped = sum(part.passed for part in parts), sum(part.skipped for part in parts)
     failed = sum(len(part.failures) for part in parts)

@@ -117,3 +117,16 @@ def test_killed_and_resumed_has_the_bits_of_a_run_that_was_not(tmp_path, command
             assert process.wait() == 0
     digest = [json.loads((tmp_path / name / "summary.json").read_text())["checkpoint_sha256"] for name in ("cut", "whole")]
     assert digest[0] == digest[1]
+
+
+@pytest.mark.no_mpi
+def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, capfd):
+    from mpiddl import cli
+
+    def interrupted(**options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.mpiddl, "main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert ended.value.code == 130 and capfd.readouterr().err == "\nmpiddl: stopped by Ctrl-C\n"

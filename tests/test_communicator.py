@@ -91,6 +91,19 @@ def test_copies_and_duplicates(comm, forced, tmp_path):
     ours.Free()
 
 
+@pytest.mark.parametrize("end", ["Free", "Disconnect"])
+@pytest.mark.parametrize("name", ["COMM_WORLD", "COMM_SELF"])
+def test_what_mpi_does_not_free_lasts(comm, name, end):
+    from mpiddl.communicator import Communicator
+
+    handle = getattr(load_mpi(), name)
+    ours, ranks = Communicator(handle), np.zeros(1)
+    getattr(ours, end)()
+    assert ours == handle and ours._private is None
+    handle.Allreduce(np.ones(1), ranks)
+    assert ranks == handle.size
+
+
 @pytest.mark.parametrize(("nothing", "error"), [("None", TypeError), ("COMM_NULL", CommError), ("3", TypeError)])
 def test_what_is_no_communicator(comm, nothing, error):
     from mpiddl.communicator import Communicator

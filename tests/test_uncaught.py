@@ -189,11 +189,35 @@ def test_on_one_rank_only_the_callers_frames_are_left():
 
 
 @pytest.mark.mpi
-def test_a_hook_is_set_only_on_several_ranks(comm, monkeypatch):
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    with pytest.raises(UsageError):
-        mpiddl.train("mlp", "digits", epochs=-1, comm=comm)
-    assert (sys.excepthook is sys.__excepthook__) == (comm.size == 1)
+def test_on_one_rank_a_hook_of_the_programs_own_stays(comm, monkeypatch):
+    for hook, replaced in (sys.__excepthook__, True), (print, comm.size > 1):
+        monkeypatch.setattr(sys, "excepthook", hook)
+        with pytest.raises(UsageError):
+            mpiddl.train("mlp", "digits", epochs=-1, comm=comm)
+        assert (sys.excepthook is not hook) == replaced
+
+
+@pytest.mark.no_mpi
+def test_on_one_rank_a_mistake_is_the_same_message(command, tmp_path):
+    line, message = MESSAGES["train"]
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + line)
+    assert command("python", program).stderr == f"{place(tmp_path, line)}mpiddl: error: {message}\n"
+
+
+@pytest.mark.no_mpi
+def test_on_one_rank_an_exception_of_the_users_model_shows_the_users_frames(command, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + """
+class Broken(Linear):
+    def gradient(self, *arguments):
+        raise OSError("shard 7")
+
+mpiddl.train(Broken(), (X, Y), batch=10, quiet=True)
+""")
+    said = command("python", program).stderr
+    assert said.count("  File") == 2 and "mpiddl.train(Broken()" in said and "in gradient" in said, said
+    assert said.endswith("OSError: shard 7\n")
 
 
 @pytest.mark.no_mpi

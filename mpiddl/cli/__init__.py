@@ -26,6 +26,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     try:
         mpiddl.main(args=args, prog_name="mpiddl", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):
+        if not promise.rank:
+            print("\nmpiddl: stopped by Ctrl-C", file=sys.stderr, flush=True)
         sys.exit(130)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -143,18 +143,24 @@ class Faster(_Base):
         return self._moved(partial(calls.ibroadcast, link, data.array, rank, algorithm=algorithm), buf, data)
 
     def Free(self) -> None:
-        """Give back the private duplicate, then the communicator; collective."""
+        """Free the private duplicate, then the communicator, unless it is ``MPI.COMM_WORLD`` or ``MPI.COMM_SELF``. Collective."""
         try:
             self._give_back()
         finally:
-            MPI.Comm.Free(self)
+            if not self._is_predefined():
+                MPI.Comm.Free(self)
 
     def Disconnect(self) -> None:
         """As `Free`, once all pending communication is over; collective."""
         try:
             self._give_back()
         finally:
-            MPI.Comm.Disconnect(self)
+            if not self._is_predefined():
+                MPI.Comm.Disconnect(self)
+
+    def _is_predefined(self) -> bool:
+        """MPI allows nobody to free these."""
+        return self in (MPI.COMM_WORLD, MPI.COMM_SELF)
 
     def _allreduce(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
         """Whether it was done our way; so are the next ones. What is not understood is mpi4py's, with its errors."""

@@ -1,4 +1,4 @@
-"""Errors that a program does not catch: on several ranks each is printed once, and without the frames of this package."""
+"""Errors that a program does not catch: each is printed once for all ranks, and without the frames of this package."""
 
 from __future__ import annotations
 
@@ -49,14 +49,17 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
         except MpiddlError as error:
             print_once()
             raise error.with_traceback(None)  # noqa: B904
+        except Exception:  # of the caller's model, say: its frames are what is looked for
+            print_once()
+            raise
 
     return call
 
 
 def print_once() -> None:
-    """From now on, print an uncaught error of ours once for all ranks. On one rank nothing changes."""
+    """From now on, print an uncaught error of ours once for all ranks. On one rank a hook of the program's own stays."""
     several = _world().size > 1 if _world() else launch.promise(os.environ).size > 1
-    if several and not isinstance(sys.excepthook, _Once):
+    if (several or sys.excepthook is sys.__excepthook__) and not isinstance(sys.excepthook, _Once):
         sys.excepthook = _Once(sys.excepthook)
 
 
@@ -77,7 +80,9 @@ class _Once:
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not hasattr(error, "speaks") and not isinstance(error, MpiddlError):
-            self._before(kind, error, trace)
+            if any(_package(step) == "mpiddl" for step in _steps(trace)):
+                _trim(error)
+            self._before(kind, error, error.__traceback__)
         elif _speaks(error):
             where = place(trace) if isinstance(error, MpiddlError) else ""
             print(f"{where}mpiddl: error: {text(error)}", file=sys.stderr, flush=True)
@@ -160,11 +165,15 @@ def _words(error: BaseException) -> str:
 
 def trace_of(error: BaseException) -> str:
     """The traceback as text, without frames of this package between two of the caller's."""
+    _trim(error)
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def _trim(error: BaseException) -> None:
     each: BaseException | None = error
     while each is not None:
         each.__traceback__ = _outer(each.__traceback__)
         each = each.__cause__ or each.__context__
-    return "".join(traceback.format_exception(error)).rstrip()
 
 
 def _outer(trace: TracebackType | None) -> TracebackType | None:
@@ -186,7 +195,11 @@ def _steps(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def _is_callers(step: TracebackType) -> bool:
-    return str(step.tb_frame.f_globals.get("__name__")).partition(".")[0] not in INNER
+    return _package(step) not in INNER
+
+
+def _package(step: TracebackType) -> str:
+    return str(step.tb_frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def place(trace: TracebackType | None) -> str:
