@@ -143,7 +143,7 @@ class Faster(_Base):
         return self._moved(partial(calls.ibroadcast, link, data.array, rank, algorithm=algorithm), buf, data)
 
     def Free(self) -> None:
-        """Free the private duplicate, then the communicator, unless it is ``MPI.COMM_WORLD`` or ``MPI.COMM_SELF``. Collective."""
+        """Free the private duplicate, then the communicator, unless it is COMM_WORLD or COMM_SELF. Collective."""
         try:
             self._give_back()
         finally:
