@@ -143,24 +143,18 @@ class Faster(_Base):
         return self._moved(partial(calls.ibroadcast, link, data.array, rank, algorithm=algorithm), buf, data)
 
     def Free(self) -> None:
-        """Free the private duplicate, then the communicator, unless it is COMM_WORLD or COMM_SELF. Collective."""
+        """Free the private duplicate, then the communicator; collective. COMM_WORLD and COMM_SELF stay: MPI raises."""
         try:
             self._give_back()
         finally:
-            if not self._is_predefined():
-                MPI.Comm.Free(self)
+            MPI.Comm.Free(self)
 
     def Disconnect(self) -> None:
         """As `Free`, once all pending communication is over; collective."""
         try:
             self._give_back()
         finally:
-            if not self._is_predefined():
-                MPI.Comm.Disconnect(self)
-
-    def _is_predefined(self) -> bool:
-        """MPI allows nobody to free these."""
-        return self in (MPI.COMM_WORLD, MPI.COMM_SELF)
+            MPI.Comm.Disconnect(self)
 
     def _allreduce(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
         """Whether it was done our way; so are the next ones. What is not understood is mpi4py's, with its errors."""
@@ -332,6 +326,8 @@ class Faster(_Base):
 
     def _give_back(self) -> None:
         """Here, for out of the library's call for its attribute an exception would come as an error code."""
+        if self in (MPI.COMM_WORLD, MPI.COMM_SELF):  # the library refuses to free these, so ours is needed on
+            return
         private, self._private, self._floors = self._private, None, _FLOORS
         if private is not None:
             private.close()
