@@ -22,16 +22,19 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check lint types layers clean
+.PHONY: help demo test test-more check lint types layers clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1#\2/p' Makefile | while IFS='#' read -r name what; do printf '%-12s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1#\2/p' Makefile | while IFS='#' read -r name what; do printf '%-12s %s\n' "$$name" "$$what"; done
 
 demo: .venv/.demo ## a network on handwritten digits, trained on 4 MPI ranks: accuracy, time and bytes
 	PATH="$(CURDIR)/$(BIN):$$PATH" mpiexec -n 4 mpiddl train --data digits --model mlp --out runs/demo --overwrite
 
-test: .venv/.dev .venv-mpich/.dev ## all tests with Open MPI and with MPICH, on 1 to 4 ranks
+test: .venv/.dev .venv-mpich/.dev ## the tests with Open MPI and with MPICH, on 1 to 4 ranks
 	@$(BIN)/python tests/run.py $(TESTS)
+
+test-more: .venv/.dev .venv-mpich/.dev ## the tests that make test leaves out: Slurm, several hosts, what takes long
+	@$(BIN)/python tests/run.py --tier more $(TESTS)
 
 check: lint types layers ## ruff, mypy, the layers of imports, the examples in docstrings
 

@@ -32,6 +32,9 @@ OF_MPI = {"comm", "link"}
 # By these it starts others.
 STARTING = {"command", "mpirun", "namespaces"}
 
+# `make test`, `make test-more`, both.
+TIERS = ("test", "more", "all")
+
 ORDERLY = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 ALARM = pytest.StashKey[Alarm]()
@@ -44,9 +47,9 @@ hypothesis.settings.load_profile("mpiddl")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", type=Path, help="append the outcomes to this file, a JSON list a line")
-    parser.addoption("--thorough", action="store_true", help="leave nothing out: tests marked thorough, too")
-    parser.addoption("--again", action="store_true", help="leave out tests marked no_mpi")
-    parser.addoption("--in-process", action="store_true", help="leave out tests that start commands or jobs")
+    parser.addoption("--tier", choices=TIERS, default="all", help="what `make test` runs, what `make test-more` adds, or all")
+    parser.addoption("--again", action="store_true", help="with a second MPI library: leave out tests marked no_mpi")
+    parser.addoption("--in-process", action="store_true", help="one case of each test that starts no command or job")
 
 
 @pytest.hookimpl(trylast=True)
@@ -58,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "limit(seconds): time for the test, 300 if not told; then all is ended")
     config.addinivalue_line("markers", "plots: draws what mpiddl draws; elsewhere matplotlib is hidden")
     config.addinivalue_line("markers", "no_mpi: any MPI library will do, but for tests with the mpi mark, comm or link")
-    config.addinivalue_line("markers", "thorough: only where --thorough is given; it repeats what others test, in another way")
+    config.addinivalue_line("markers", "more: for `make test-more`: it takes long, or repeats what others test in another way")
     config.stash[ALARM] = Alarm(WORLD, sys.__stderr__.fileno())
     config.stash[OUTCOMES] = Outcomes(WORLD.Dup(), config.stash[ALARM])
     config.pluginmanager.register(config.stash[OUTCOMES], "outcomes")
@@ -78,6 +81,9 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Several ranks run what is marked for them, one rank runs all that does not need more."""
     chosen = {item: _is_chosen(item, config.option) for item in items}
+    if config.option.in_process:  # with another Python: to that, the cases are alike
+        first = {item.nodeid.partition("[")[0]: item for item in reversed(items) if chosen[item]}
+        chosen = {item: first.get(item.nodeid.partition("[")[0]) is item for item in items}
     if not all(chosen.values()):
         config.hook.pytest_deselected(items=[item for item in items if not chosen[item]])
         items[:] = [item for item in items if chosen[item]]
@@ -88,11 +94,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_chosen(item: pytest.Item, option: Any) -> bool:
-    if item.get_closest_marker("thorough") and not option.thorough:
-        return False
     if option.in_process and not STARTING.isdisjoint(getattr(item, "fixturenames", ())):
         return False
-    return _belongs(item) and not (option.again and _is_alike(item))
+    return option.tier in (_tier(item, option.again), "all") and _belongs(item) and not (option.again and _is_alike(item))
+
+
+def _tier(item: pytest.Item, again: bool) -> str:
+    """A job that one rank starts is for one library; ranks to which the library makes no difference are 2 or 4 of one, 3 of
+    the other."""
+    marks = {mark.name for mark in item.iter_markers()}
+    starts = not STARTING.isdisjoint(getattr(item, "fixturenames", ()))
+    several = WORLD.size > 1 and "no_mpi" in marks
+    elsewhere = several and again != (WORLD.size == 3)
+    return "more" if "more" in marks or (again and starts) or elsewhere else "test"
 
 
 def _belongs(item: pytest.Item) -> bool:

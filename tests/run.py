@@ -1,13 +1,15 @@
 """Runs the tests part by part and adds up what came of them: ``make test`` is this program without arguments.
 
     python tests/run.py                                        both MPI libraries, 1 to 4 ranks
+    python tests/run.py --tier more                            what `make test` leaves out: `make test-more`
     python tests/run.py --mpi mpich --sizes 1,3 -- -k gossip   one of them, some sizes, some tests
     python tests/run.py --mpi openmpi=/my/venv/bin/python      with an environment of your own
 
 A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
 those with the mpi mark. Tests to which the library makes no difference (the mark no_mpi) run with the first one only. As
-one rank is the longest by far, its files are dealt to eight parts, unless pytest is given arguments. If the machine has an
-older Python 3.11 than the environment, one more part runs with that: the tests of one rank that start no command or job.
+one rank is the longest by far, its files are dealt to several parts, by the seconds in ``tests/seconds.txt``, unless pytest
+is given arguments; ``--keep-seconds`` writes that file anew. If the machine has an older Python 3.11 than the environment,
+one more part runs with that: the tests of one rank that start no command or job.
 First of all a single process fills the cache of compiled kernels that all parts share. Two parts run at a time, where
 there are two cores, those of one rank first: three that start jobs take each other's cores.
 """
@@ -38,7 +40,8 @@ OLDEST = ROOT / ".venv-oldest"
 NOTHING_FAILED = ("exit code 0", "exit code 5")  # pytest's: all passed, nothing to run
 PASSED, FAILED, SKIPPED = ("passed", "xfailed"), ("failed", "error", "xpassed"), ("skipped",)
 COLUMNS = "{:<24} {:>7} {:>7} {:>8} {:>8}"
-DEALS = 8
+SECONDS = TESTS / "seconds.txt"
+DEALS = 4
 """Parts of one rank."""
 SLOWEST = 20
 
@@ -53,6 +56,7 @@ class Part:
     mpi: str
     size: int
     deal: Deal = (1, 1)
+    tests: list[str] = field(default_factory=list)  # the files in which it has tests, or its deal of them
     python: Path | None = None  # another one than that of the MPI library's environment
     passed: int = 0
     failures: list[str] = field(default_factory=list)
@@ -65,13 +69,6 @@ class Part:
         ranks = f"{self.mpi}, {self.size} rank{'s' if self.size > 1 else ''}"
         return ranks if self.deal == (1, 1) else "{}, {} of {}".format(ranks, *self.deal)
 
-    @property
-    def tests(self) -> list[str]:
-        """The files in which it has tests, or its deal of them."""
-        number, of = self.deal
-        files = [path for path in sorted(TESTS.glob("test_*.py")) if self.size == 1 or "mark.mpi" in path.read_text()]
-        return [str(path) for path in files[number - 1 :: of]]
-
     def file(self, suffix: str) -> Path:
         return BUILD / f"{self.mpi}-{self.size}-{self.deal[0]}.{suffix}"
 
@@ -80,23 +77,64 @@ def main() -> int:
     since = time.monotonic()
     options = _options()
     BUILD.mkdir(parents=True, exist_ok=True)
-    parts = [Part(mpi, size, deal) for size in options.sizes for deal in _deals(size, options) for mpi in options.mpi]
+    parts = [part for size in options.sizes for mpi in options.mpi for part in parts_of(mpi, size, options)]
     first = next(iter(options.mpi.values()))
-    parts += [] if options.pytest or 1 not in options.sizes else oldest(first)
+    parts += oldest(first) if not options.pytest and 1 in options.sizes and options.tier != "more" else []
     warm(first)
     workers = min(2, len(os.sched_getaffinity(0)))
     waiting = iter(sorted(parts, key=lambda part: (part.size > 1, -part.size)))
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(lambda worker: run(waiting, options, live=worker == 0), range(workers)))
+    if options.keep_seconds:
+        keep_seconds(parts, options.tier)
     summary = summarise(parts, time.monotonic() - since)
-    (BUILD / "summary.txt").write_text(summary)
+    (BUILD / f"summary-{options.tier}.txt").write_text(summary)
     print(summary, end="", flush=True)
     return int(any(part.failures for part in parts))
 
 
-def _deals(size: int, options: argparse.Namespace) -> list[Deal]:
-    of = DEALS if size == 1 and not options.pytest else 1
-    return [(number, of) for number in range(1, of + 1)]
+def parts_of(mpi: str, size: int, options: argparse.Namespace) -> list[Part]:
+    """One part, or several of one rank, each with a deal of the files."""
+    if options.pytest:
+        return [Part(mpi, size, tests=options.pytest)]
+    files = [path for path in sorted(TESTS.rglob("test_*.py")) if size == 1 or "mark.mpi" in path.read_text()]
+    much = size == 1 and (mpi == next(iter(options.mpi)) or options.tier != "test")
+    dealt = deal(files, read_seconds(options.tier), DEALS if much else 1)
+    return [Part(mpi, size, (number, len(dealt)), tests) for number, tests in enumerate(dealt, 1)]
+
+
+def deal(files: list[Path], seconds: dict[str, float], of: int) -> list[list[str]]:
+    """The files as ``of`` lists that take about as long: the longest first, each to the list that is shortest so far."""
+    lists: list[list[str]] = [[] for _ in range(of)]
+    taken = [0.0] * of
+    for path in sorted(files, key=lambda path: -seconds.get(_name(path), 0.0)):
+        least = taken.index(min(taken))
+        lists[least].append(str(path))
+        taken[least] += seconds.get(_name(path), 0.0) + 0.1
+    return [sorted(names) for names in lists]
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(TESTS).as_posix()
+
+
+def read_seconds(tier: str) -> dict[str, float]:
+    """What the files take on one rank, from ``tests/seconds.txt``: tier, seconds, file."""
+    rows = [line.split() for line in SECONDS.read_text().splitlines() if line and not line.startswith("#")]
+    return {name: float(seconds) for of, seconds, name in rows if of == tier}
+
+
+def keep_seconds(parts: list[Part], tier: str) -> None:
+    """Write those of this run into ``tests/seconds.txt``; what takes less than a second is left out."""
+    head = "# What the test files take on one rank, by tier. Written by `python tests/run.py --keep-seconds`.\n"
+    other = "more" if tier == "test" else "test"
+    found = {other: read_seconds(other), tier: dict[str, float]()}
+    for part in parts:
+        for test, took in part.took.items() if part.size == 1 and part.python is None else ():
+            name = test.partition("::")[0].removeprefix("tests/")
+            found[tier][name] = found[tier].get(name, 0.0) + took
+    rows = [f"{of} {took:6.1f} {name}\n" for of in sorted(found) for name, took in sorted(found[of].items()) if took >= 1]
+    SECONDS.write_text(head + "".join(rows))
 
 
 def oldest(python: Path) -> list[Part]:
@@ -107,7 +145,8 @@ def oldest(python: Path) -> list[Part]:
         return []
     env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES")}
     done = subprocess.run(["make", "--silent", f"PYTHON={found.path}", f"{OLDEST.name}/.dev"], cwd=ROOT, env=env)
-    part = Part(str(found), 1, python=OLDEST / "bin" / "python")
+    files = [str(path) for path in sorted(TESTS.rglob("test_*.py"))]
+    part = Part(str(found), 1, tests=files, python=OLDEST / "bin" / "python")
     if done.returncode:
         part.failures.append(f"make PYTHON={found.path} {OLDEST.name}/.dev: exit code {done.returncode}")
     return [part]
@@ -144,7 +183,8 @@ def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
     others = [other for mpi, other in options.mpi.items() if mpi != part.mpi]
     if others:  # for the tests that start one library's program with the other's launcher
         env["MPIDDL_TEST_OTHER_PYTHON"] = str(others[0])
-    command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", f"--record={part.file('jsonl')}"]
+    command = [str(python), "-m", "pytest", "-p", "no:cacheprovider"]
+    command += [f"--record={part.file('jsonl')}", f"--tier={options.tier}"]
     if not sys.stdout.isatty():
         command.append("--color=no")  # Open MPI gives ranks a terminal of its own
     if part.python:
@@ -154,7 +194,7 @@ def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
     if part.size > 1:
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # the ranks already fill the cores
         command = jobs.mpi_command(part.size, command, env)
-    return jobs.started([*command, *(options.pytest or part.tests)], env, cwd=ROOT, stdout=output, stderr=output)
+    return jobs.started([*command, *part.tests], env, cwd=ROOT, stdout=output, stderr=output)
 
 
 def _environment(python: Path) -> dict[str, str]:
@@ -206,9 +246,13 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--mpi", default="openmpi,mpich", type=_pythons, help="NAME or NAME=PYTHON, by commas")
     add("--sizes", default="1,2,3,4", type=_sizes, help="numbers of ranks, by commas")
+    add("--tier", choices=("test", "more", "all"), help="`make test`, what `make test-more` adds, or all; of chosen tests all")
+    add("--keep-seconds", action="store_true", help="write tests/seconds.txt from what this run takes")
     add("--part-limit", default=3600.0, type=float, metavar="SECONDS", help="end a part after so long")
     add("pytest", nargs="*", help="arguments for pytest, after --")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.tier = options.tier or ("all" if options.pytest else "test")
+    return options
 
 
 def _sizes(text: str) -> list[int]:

@@ -6,6 +6,7 @@ import json
 from importlib.util import find_spec
 
 import pytest
+from harness.tiers import only
 
 WANTED = {"case", "contender", "baseline", "seconds", "baseline_seconds", "ratio", "size_bytes", "p10", "p90", "sent_bytes"}
 OURS = {
@@ -17,7 +18,7 @@ OURS = {
 
 
 @pytest.mark.plots
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", only({"allreduce"}, OURS))
 def test_rows_of_every_contender(mpirun, tmp_path, name):
     out, picture = tmp_path / "rows.json", tmp_path / "rows.png"
     plot = ["--plot", picture] if find_spec("matplotlib") else []
@@ -64,6 +65,7 @@ def test_nonsense_is_told(command, flags, said):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.more
 def test_nonsense_is_told_once_by_several_ranks(mpirun):
     done = mpirun(2, "mpiddl", "bench", "bcast", "--sizes", "90000GiB")
     assert done.returncode == 2 and done.stderr.count("sizes: got 90000 GiB") == 1, done.stderr

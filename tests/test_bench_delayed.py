@@ -9,6 +9,7 @@ import pytest
 
 
 @pytest.mark.plots
+@pytest.mark.more
 def test_rows_and_the_share_of_the_bound(mpirun, tmp_path):
     out, picture = tmp_path / "rows.json", tmp_path / "steps.png"
     plot = ["--plot", picture] if find_spec("matplotlib") else []
@@ -47,6 +48,7 @@ def test_a_strategy_that_ranks_do_not_share_is_refused(mpirun):
     assert done.returncode == 2 and done.stderr.count("strategy: got 'alone' on 2 ranks, expected one rank") == 1, done.stderr
 
 
+@pytest.mark.more
 def test_a_long_delay_takes_no_longer(mpirun):
     done = mpirun(2, "mpiddl", "bench", "delayed", "--hidden", "16", "--batch-per-rank", "7", "--seconds", "0", "--strategy",
                   "delayed:delay=60")  # fmt: skip

@@ -55,6 +55,7 @@ def test_the_rate_for_a_part_of_the_step():
 
 
 @pytest.mark.plots
+@pytest.mark.more
 def test_finished_runs_are_not_run_again(mpirun, tmp_path):
     out, kept, picture = tmp_path / "rows.json", tmp_path / "runs.jsonl", tmp_path / "time.png"
     plot = ["--plot", picture] if find_spec("matplotlib") else []
@@ -79,6 +80,7 @@ def test_finished_runs_are_not_run_again(mpirun, tmp_path):
 
 
 @pytest.mark.limit(900)
+@pytest.mark.more
 def test_links_carry_what_is_counted(namespaces, tmp_path):
     words = [*SMALL, "--hidden", "256,128", "--epochs", "2", "--every", "10", "--targets", "0.995", "--turns", "1",
              "--json", str(tmp_path / "rows.json")]  # fmt: skip
@@ -119,6 +121,7 @@ def test_nonsense_is_told(command, flags, said):
     (("--strategy", "asgd@0.1"), "strategy: got 'asgd', expected a synchronous strategy"),
     (("--strategy", "gossip:graph=matching@0.1"), "graph: got matching on 3 ranks"),
 ])
+@pytest.mark.more
 def test_what_ranks_learn_together_is_told_once(mpirun, flags, said):
     done = mpirun(3, *SMALL, *flags)
     assert done.returncode != 0 and done.stderr.count(said) == 1, done.stderr

@@ -9,6 +9,7 @@ import pytest
 
 
 @pytest.mark.plots
+@pytest.mark.more
 def test_rows_and_the_share_of_the_overlap(mpirun, tmp_path):
     out, picture = tmp_path / "rows.json", tmp_path / "time.png"
     plot = ["--plot", picture] if find_spec("matplotlib") else []

@@ -20,6 +20,7 @@ def test_a_pull_against_a_copy_and_an_exchange_against_grpc(command, tmp_path):
     assert all(row["p10"] <= row["seconds"] <= row["p90"] for row in rows.values())
 
 
+@pytest.mark.more
 def test_between_hosts_against_the_wire(namespaces, tmp_path):
     with Testbed(hosts=2, rate="1gbit") as bed:
         words = ["mpiddl", "bench", "server", "--seconds", "0", "--rate", "1gbit", "--json", str(tmp_path / "rows.json")]

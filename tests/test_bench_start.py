@@ -13,6 +13,7 @@ from mpiddl.launch_line import Machine
 
 
 @pytest.mark.limit(240)
+@pytest.mark.more
 def test_rows_of_one_rank_and_of_two(command, tmp_path):
     out = tmp_path / "rows.json"
     ended = command("mpiddl", "bench", "start", "--rounds", "1", "--json", out, timeout_s=200)

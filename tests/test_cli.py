@@ -98,6 +98,7 @@ cli.main()
 """
 
 
+@pytest.mark.more
 def test_killed_and_resumed_has_the_bits_of_a_run_that_was_not(tmp_path, command):
     args = ["--data", "digits", "--epochs", "100", "--checkpoint-every", "50", "--seed", "3"]
     env = jobs.environment(sys.executable)

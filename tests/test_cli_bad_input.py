@@ -203,6 +203,7 @@ def test_a_job_file_with_more_than_settings(capsys, tmp_path, text):
     expect(Finished(end.value.code, *capsys.readouterr()), 2)
 
 
+@pytest.mark.more
 def test_a_failure_of_some_ranks_in_a_part_of_them_ends_all(mpirun):
     done = mpirun(2, "mpiddl", "bench", "agreement", "--data", "nosuch")
     assert done.returncode == 2 and done.stderr.count("data: got 'nosuch'") == 1
@@ -217,6 +218,7 @@ def test_rows_of_the_wrong_width(capsys, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.npy", "run"]
 
 
+@pytest.mark.more
 def test_a_full_disk_ends_the_run_and_keeps_the_earlier_checkpoint(command, tmp_path):
     """A real one: a small file system, mounted where nobody else sees it."""
     disk = tmp_path / "disk"

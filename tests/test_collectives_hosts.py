@@ -23,7 +23,8 @@ LAYOUTS = {
 REPEATED = {"8 nodes x 1 rank", "2 nodes x 4 ranks"}
 
 
-@pytest.mark.parametrize("layout", [pytest.param(name, marks=[pytest.mark.thorough] * (name in REPEATED)) for name in LAYOUTS])
+@pytest.mark.parametrize("layout", [pytest.param(name, marks=[pytest.mark.more] * (name in REPEATED)) for name in LAYOUTS])
+@pytest.mark.more
 def test_bytes_on_the_links(layout, namespaces):
     hosts, ranks, order = LAYOUTS[layout]
     with Testbed(hosts=hosts) as bed:

@@ -11,11 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from harness.tiers import more
 
 PROGRAM = Path(__file__).parent / "programs" / "mpi4py_tests.py"
 TAKEN_OVER = ("test_cco_buf", "test_cco_nb_buf", "test_comm")
 OTHERS = ("test_cco_vec", "test_cco_obj", "test_p2p_buf")
-THOROUGH = pytest.mark.thorough
 
 
 def unpack(path, folder):
@@ -44,21 +44,20 @@ def suite(tmp_path_factory):
 
 
 @pytest.mark.limit(1200)  # 5 to 40 s alone; ranks that wait take each other's cores
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [more(1), 2, more(3), more(4)])
 def test_mpi4py_cannot_tell(mpirun, suite, ranks):
     check(mpirun, suite, ranks, "rule", TAKEN_OVER, least=240)
 
 
 @pytest.mark.limit(1200)
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=THOROUGH), pytest.param(2, marks=THOROUGH), 3,
-                                   pytest.param(4, marks=THOROUGH)])  # fmt: skip
+@pytest.mark.more
+@pytest.mark.parametrize("ranks", [3])
 def test_nor_by_the_calls_that_are_the_librarys(mpirun, suite, ranks):
     check(mpirun, suite, ranks, "rule", OTHERS, least=150)
 
 
 @pytest.mark.limit(1200)
-@pytest.mark.parametrize(("ranks", "forced"), [(3, "two-step"), pytest.param(4, "read", marks=THOROUGH),
-                                               pytest.param(3, "ring", marks=THOROUGH), (2, "doubling")])  # fmt: skip
+@pytest.mark.parametrize(("ranks", "forced"), [more(3, "two-step"), more(4, "read"), more(3, "ring"), (2, "doubling")])
 def test_nor_where_every_call_is_ours(mpirun, suite, ranks, forced):
     check(mpirun, suite, ranks, forced, TAKEN_OVER[:2], least=140)
 

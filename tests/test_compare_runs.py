@@ -84,6 +84,7 @@ cli.main()
 
 
 @pytest.mark.no_mpi
+@pytest.mark.more
 def test_a_comparison_that_is_killed_goes_on(job, tmp_path, command):
     asked, cells = [*job(), "--simulate", "--jobs", "1"], tmp_path / "out" / "cells.jsonl"
     killed = command(sys.executable, "-c", KILLED, *asked)
@@ -129,6 +130,7 @@ def cell_of(pid):
     return words[3] if words[1:3] == ["-m", "mpiddl.compare.cell"] else ""  # not the launcher, which has these words, too
 
 
+@pytest.mark.more
 def test_a_run_that_loses_a_rank_is_told_and_run_again(job, tmp_path, command):
     words = [sys.executable, "-m", "mpiddl", *job(strategies='"two-step", "local-sgd"')]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
@@ -147,6 +149,7 @@ def test_a_run_that_loses_a_rank_is_told_and_run_again(job, tmp_path, command):
 
 
 @pytest.mark.usefixtures("namespaces")
+@pytest.mark.more
 def test_on_a_testbed_links_are_counted(job, tmp_path, command):
     done = command(sys.executable, "-m", "mpiddl", *job(epochs=1), "--testbed", "2:200mbit")
     assert done.returncode == 0, done.stderr

@@ -131,6 +131,7 @@ def test_results_do_not_depend_on_the_ranks(size, kind, tmp_path):
     assert summary["converged"] and summary["rows"] == 200
 
 
+@pytest.mark.more
 def test_the_commands(mpirun, tmp_path):
     x = rows_of_all(300, 40, dtype="float32")
     np.save(tmp_path / "x.npy", x)

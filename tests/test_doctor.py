@@ -151,6 +151,7 @@ def test_without_mpi(command, mpirun, ranks):
     [("time.sleep(40)", ""), ("raise MemoryError('no window')", "it failed here (MemoryError: no window)")],
     ids=["sleeps", "fails"],
 )
+@pytest.mark.more
 def test_a_lost_rank_ends_the_job_with_a_message(mpirun, tmp_path, loss, told):
     finished = mpirun(2, sys.executable, "-c", LOSE.format(loss=loss), cwd=tmp_path)
     assert finished.returncode != 0

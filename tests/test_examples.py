@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.tiers import only
 
 pytestmark = pytest.mark.no_mpi
 
@@ -22,6 +23,7 @@ CASES = {  # what the output must hold
     "eof_analysis.py": "seesaw: EOF 1, pattern correlation 0.99",
     "eigen_images.py": "1437 images, 74% of their variance in 10 components",
 }
+SHORT = {"own_strategy.py", "own_optimiser.py", "sum_in_place.py"}
 
 
 def data_folder():
@@ -33,7 +35,7 @@ def test_every_example_is_run():
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(CASES)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", only(SHORT, CASES))
 def test_example(command, mpirun, name, tmp_path):
     env, args = {}, []
     if name == "fashion_mnist.py":

@@ -118,6 +118,7 @@ def test_ranks_share_outcomes(pytest_on):
 
 
 @pytest.mark.parametrize("where", HANGS)
+@pytest.mark.more
 def test_a_hang_ends_the_job_and_is_shown(pytest_on, tmp_path, where):
     awaited = where == "in a collective"
     ended = pytest_on(2, HANG.format(hang=f"if comm.rank: {HANGS[where]}", awaited=awaited))
@@ -128,12 +129,14 @@ def test_a_hang_ends_the_job_and_is_shown(pytest_on, tmp_path, where):
         assert re.search(r"\[rank 1/2\] MainThread stands at\n.*test_it.py.*in test_hang", told)
 
 
+@pytest.mark.more
 def test_a_lone_rank_that_holds_the_interpreter_lock_is_ended(pytest_on, tmp_path):
     ended = pytest_on(1, HANG.format(hang=HANGS["holding the interpreter lock"], awaited=False))
     assert ended.returncode != 0
     assert re.search(r"test_it.py.* in test_hang", (tmp_path / "told-0").read_text())
 
 
+@pytest.mark.more
 def test_a_failure_that_leaves_others_in_a_collective_is_told_before_the_alarm(pytest_on):
     body = """
 import harness.outcomes
@@ -149,6 +152,7 @@ def test_lone_failure(comm):
     assert "AssertionError: before the barrier" in ended.stderr
 
 
+@pytest.mark.more
 def test_ranks_that_collect_other_tests_are_stopped(pytest_on):
     body = "import conftest\nif conftest.WORLD.rank:\n    @pytest.mark.mpi\n    def test_mine(): pass\n"
     ended = pytest_on(2, body)
@@ -162,6 +166,7 @@ def test_one_rank_runs_serial_tests_and_those_for_any_size(pytest_on):
     assert "3 passed in" in pytest_on(1, body).stdout
 
 
+@pytest.mark.more
 def test_outcomes_are_recorded_up_to_an_abort(pytest_on, tmp_path):
     body = "@pytest.mark.mpi\ndef test_a(): pass\n@pytest.mark.mpi\ndef test_b(): os._exit(3)\n"
     assert pytest_on(2, body, "--record", "record").returncode != 0
@@ -181,6 +186,7 @@ print(child.pid, flush=True)
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.more
 def test_a_command_without_an_end_is_ended_and_shown(command, mpirun, ranks):
     run = functools.partial(mpirun, ranks) if ranks else command
     for limit_s in (2, 20, 200):

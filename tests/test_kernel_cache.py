@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from harness.tiers import more
 
 from mpiddl import kernel_cache
 from mpiddl.errors import OutputError
@@ -49,7 +50,7 @@ def folder(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, more(3)])
 def test_train_keeps_kernels_among_temporary_files_and_says_so_once(mpirun, nowhere, folder, ranks):
     finished = mpirun(ranks, *TRAIN, env=nowhere)
     assert finished.returncode == 0, finished.stderr
@@ -73,7 +74,7 @@ def test_the_doctor_shows_it_with_the_remedy(command, nowhere, folder):
     assert "ok=None" in said and str(folder) in said and "export NUMBA_CACHE_DIR=" in said
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, more(3)])
 def test_without_any_folder_one_line_says_so(mpirun, nowhere, tmp_path, ranks):
     (tmp_path / f"mpiddl-numba-{os.geteuid()}").write_text("in the way")
     finished = mpirun(ranks, *TRAIN, env=nowhere)
@@ -183,7 +184,7 @@ def _twice(x):
     return 2 * x
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, more(3)])
 @pytest.mark.parametrize("what", ["train", "pca"])
 def test_numba_told_not_to_compile_is_one_line(mpirun, tmp_path, what, ranks):
     np.save(tmp_path / "x.npy", np.ones((600, 500)))

@@ -80,6 +80,7 @@ def loaded_mpi() -> str:
     return next(line.split()[-1] for line in maps if "/libmpi.so" in line)
 
 
+@pytest.mark.more
 def test_wheel_works_alone(wheel, tmp_path, command):
     """In a clean environment that borrows its dependencies, by .pth lines, from the one that runs this test.
 

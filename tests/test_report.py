@@ -42,6 +42,7 @@ def seen_on_a_terminal(words, env, columns=90):
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
+@pytest.mark.more
 def test_a_bar_on_a_terminal(ranks):
     env = jobs.environment(sys.executable) | {"TERM": "xterm"}
     words = ["mpiddl", "train", "--epochs", "3"]

@@ -259,6 +259,7 @@ def other_mpi(size, *words):
     return jobs.run(jobs.mpi_command(size, [str(Path(OTHER_PYTHON).with_name("mpiddl")), *map(str, words)], env), env, 50)
 
 
+@pytest.mark.more
 def test_checkpoints_of_the_command_on_any_ranks_and_either_library(mpirun, tmp_path):
     job = {"epochs": 2, "hidden": (32,), "quiet": True, "reproducible": True}
     wanted = mpiddl.train("mlp", "digits", **job).summary["checkpoint_sha256"]
@@ -285,6 +286,7 @@ def test_a_job_file_may_ask_for_the_mode_and_a_flag_wins(tmp_path, capsys, flags
     assert f"reproducible     {said}\n" in capsys.readouterr().out
 
 
+@pytest.mark.more
 def test_the_bench_tells_cost_and_checksum(mpirun, tmp_path):
     flags = ("--seconds", "0", "--steps", "5", "--hidden", "8", "--json", tmp_path / "rows.json")
     done = mpirun(2, "mpiddl", "bench", "reproducible", *flags)

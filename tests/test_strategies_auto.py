@@ -171,6 +171,7 @@ mpiddl.train(Breaking((64, 32, 10)), "digits", comm=comm, strategy=Auto(8), quie
 """
 
 
+@pytest.mark.more
 def test_a_failure_of_one_rank_alone_ends_the_job(mpirun, tmp_path):
     program = tmp_path / "lone.py"
     program.write_text(LONE)

@@ -263,6 +263,7 @@ mpiddl.train("mlp", "digits", strategy=Failing(communication="one-sided"), epoch
 """
 
 
+@pytest.mark.more
 def test_a_rank_that_fails_in_the_middle_of_a_push_ends_the_job(mpirun):
     done = mpirun(3, sys.executable, "-c", FAILING)
     assert done.returncode != 0

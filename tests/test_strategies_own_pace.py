@@ -280,6 +280,7 @@ mpiddl.train("mlp", "digits", strategy=Failing("ring", pace=sys.argv[1]), epochs
 
 
 @pytest.mark.parametrize("pace", ["own", "together"])
+@pytest.mark.more
 def test_a_rank_that_is_lost_in_the_middle_of_exchanges_ends_the_job(mpirun, pace):
     done = mpirun(3, sys.executable, "-c", FAILING, pace)
     assert done.returncode != 0

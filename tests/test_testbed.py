@@ -34,7 +34,7 @@ elif comm.rank == to:
 """
 
 
-pytestmark = pytest.mark.usefixtures("namespaces")
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("namespaces")]
 
 
 @pytest.fixture(scope="module")

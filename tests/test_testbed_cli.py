@@ -20,7 +20,7 @@ from mpiddl.testbed.program import sweep
 PYTHON = ["python", "-c"]
 
 
-pytestmark = pytest.mark.usefixtures("namespaces")
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("namespaces")]
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from mpi4py import MPI
 from mpiddl import launch
 from mpiddl.testbed import Testbed, TestbedError
 
+pytestmark = pytest.mark.more
+
 SCRIPTS = Path(__file__).resolve().parent.parent / "slurm"
 MPI_TYPE = {"openmpi": "pmix", "mpich": "pmi2"}.get(launch.library(MPI.Get_library_version())[0], "none")
 

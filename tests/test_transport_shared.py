@@ -60,6 +60,7 @@ def names():
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.more
 def test_programs_that_free_nothing_end(mpirun, ranks):
     finished = mpirun(ranks, sys.executable, "-c", FREES_NOTHING)
     assert finished.returncode == 0, finished.stderr

@@ -208,6 +208,7 @@ def test_places(monkeypatch):
     assert str(table_path({"XDG_CONFIG_HOME": "/y"})) == "/y/mpiddl/tune.toml"
 
 
+@pytest.mark.more
 def test_tune_measures_writes_and_shows(mpirun, tmp_path):
     path, out = tmp_path / "tune.toml", tmp_path / "rows.json"
     tune = "mpiddl", "tune", "--out", path

@@ -9,6 +9,7 @@ import traceback
 
 import numpy as np
 import pytest
+from harness.tiers import only
 
 import mpiddl
 from mpiddl.errors import CommError, UsageError
@@ -46,6 +47,9 @@ MESSAGES = {
     "differ": ('mpiddl.train("mlp", "digits", epochs=WORLD.rank)', "settings: epochs: rank 0 got 0, but rank 1 got 1;"),
 }
 
+# Where one rank alone fails, it need not wait long for the others.
+SOON = "from mpiddl.transport import uncaught\nuncaught.GRACE_S = 0.1\n"
+
 
 def job(mpirun, tmp_path, text, ranks=3):
     """The result of a program on some ranks, and what our package printed on standard error, without the launcher's remarks."""
@@ -61,7 +65,7 @@ def place(tmp_path, line):
     return f"{tmp_path / 'program.py'}:{number}: {line}\n"
 
 
-@pytest.mark.parametrize("name", [*MESSAGES])
+@pytest.mark.parametrize("name", only({"train"}, MESSAGES))
 def test_a_mistake_on_all_ranks_is_one_message_with_the_callers_line(mpirun, tmp_path, name):
     line, message = MESSAGES[name]
     done, said = job(mpirun, tmp_path, line, 2 if name == "differ" else 3)
@@ -70,6 +74,7 @@ def test_a_mistake_on_all_ranks_is_one_message_with_the_callers_line(mpirun, tmp
     assert f"{place(tmp_path, line)}mpiddl: error: {message}" in said
 
 
+@pytest.mark.more
 def test_an_error_of_a_collective_is_one_message(mpirun, tmp_path):
     done, said = job(mpirun, tmp_path, """
 from mpiddl.transport.mpi import connect
@@ -79,7 +84,7 @@ collectives.allreduce(connect(), np.zeros(3), np.zeros(4))
 
 
 def test_a_mistake_of_one_rank_outside_a_run_ends_the_job(mpirun, tmp_path):
-    done, said = job(mpirun, tmp_path, """
+    done, said = job(mpirun, tmp_path, SOON + """
 if WORLD.rank == 1:
     mpiddl.load("nothing")
 WORLD.Barrier()
@@ -88,6 +93,7 @@ WORLD.Barrier()
     assert "mpiddl: error on rank 1 of 3, the job ends: nothing" in said
 
 
+@pytest.mark.more
 def test_errors_can_be_caught_on_all_ranks_and_others_are_printed_as_ever(mpirun, tmp_path):
     done, said = job(mpirun, tmp_path, """
 try:
@@ -102,6 +108,7 @@ if WORLD.rank == 1:
     assert said.count("Traceback") == 1 and "KeyError: \"the program's own\"" in said and "mpiddl: error" not in said
 
 
+@pytest.mark.more
 def test_a_mistake_on_a_part_of_the_ranks_is_one_message_and_the_others_go_on(mpirun, tmp_path):
     done, said = job(mpirun, tmp_path, """
 part = WORLD.Split(min(WORLD.rank, 1))
@@ -127,6 +134,7 @@ mpiddl.train(Broken(), (X, Y), batch=10)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.more
 def test_an_exception_of_the_users_loader_on_one_rank_is_one_traceback(mpirun, tmp_path, rank):
     done, said = job(mpirun, tmp_path, f"""
 class Loader:
@@ -268,7 +276,7 @@ def test_the_process_ends_where_abort_returns(monkeypatch, fail, error, code):
 
 
 def test_an_error_of_all_that_only_one_rank_lets_go_is_printed_by_that_rank(mpirun, tmp_path):
-    done, said = job(mpirun, tmp_path, """
+    done, said = job(mpirun, tmp_path, SOON + """
 try:
     mpiddl.train("mlp", "digits", epochs=-1)
 except ValueError:

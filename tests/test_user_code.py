@@ -316,6 +316,7 @@ def test_a_model_that_is_none_where_one_is_used(capsys, command, name):
     expect(Finished(code, *capsys.readouterr()), 2, "model: got ")
 
 
+@pytest.mark.more
 def test_a_comparison_of_own_code(folder, capsys):
     (folder / "job.toml").write_text("""
 [train]
