@@ -50,7 +50,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, own: Arrays, state: Any,
-         meta: Mapping[str, Any], keep: int) -> dict[str, Any]:
+         meta: Mapping[str, Any], keep: int, begun: int | None = None) -> dict[str, Any]:
     """Write a checkpoint and return its manifest.
 
     Parameters
@@ -71,6 +71,9 @@ def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, o
         JSON values for the manifest.
     keep : int
         Checkpoints kept, this one included; those of later steps are removed.
+    begun : int
+        The step from which the run was continued, at its first checkpoint; those of later steps are removed: they are of the
+        run before. None: of this run.
 
     Raises
     ------
@@ -109,7 +112,8 @@ def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, o
             shutil.rmtree(aside, ignore_errors=True)
         raise
     if comm.rank == 0:
-        kept = [path for path in complete(folder) if step_of(path) <= step][-keep:]
+        ours = [path for path in complete(folder) if step_of(path) <= (step if begun is None else begun) or path == target]
+        kept = ours[-keep:]
         for path in set(complete(folder)) - set(kept):  # later ones are of a run that was continued from an earlier step
             shutil.rmtree(path, ignore_errors=True)
     return manifest
@@ -277,7 +281,7 @@ def _instead(folder: Path, resume: bool) -> str:
     if not older:
         return "There is no earlier checkpoint"
     if not resume:
-        return f"Use the earlier checkpoint {older[-1]} instead"
+        return f"Give the earlier checkpoint {older[-1]} instead of the run folder"
     return f"Continue from the earlier checkpoint {older[-1]} with `resume_step={step_of(older[-1])}`"
 
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from mpiddl.clock import now
 from mpiddl.conditions import Pace
+from mpiddl.errors import UsageError
 from mpiddl.memory import FlatBuffer
 from mpiddl.models.base import Score, as_score
 from mpiddl.optim import Optimiser, clip_norm
-from mpiddl.strategies.base import Placement, Replica, Step, Strategy
+from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
 from mpiddl.transport.base import Comm
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -144,6 +145,8 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
         if pace is not None and step.total:
             pace(step.index, now() - began)
         combined = strategy.combine(comm, state.strategy, gradient.flat, state.replica, step)
+        if not isinstance(combined, Combined):
+            raise UsageError(f"strategy.combine: returned {type(combined).__name__}, expected Combined(grad, count, state)")
         state.strategy = combined.state
         if combined.count:
             update(optimiser, state, combined.grad, 1 / combined.count, step.rate, plan.clip)

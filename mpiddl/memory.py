@@ -76,11 +76,23 @@ class FlatBuffer:
 
 
 class Views(dict[str, np.ndarray]):
-    """Named views into a flat buffer. They are written into, ``views["w"][:] = x``; another array in their place is refused."""
+    """Named arrays that are written into, ``views["w"][:] = x``; another array in their place is refused."""
 
     def __setitem__(self, name: str, array: np.ndarray) -> None:
         if array is not self.get(name):  # `views["w"] += x` ends here too, with the view itself
-            raise ShapeError(f"{name}: got another array, expected a change of the values in place: views[{name!r}][:] = ...")
+            raise ShapeError(f"{name}: got another array, expected a change of the values in place: params[{name!r}][:] = ..., "
+                             f"and in the same way grad[{name!r}][:] and moments[{name!r}][:]")
+
+    def __delitem__(self, name: str) -> None:
+        raise ShapeError(f"{name}: the array was removed, expected a change of its values only")
+
+    def pop(self, name: str, *default: object) -> np.ndarray:
+        """Refused as well."""
+        raise ShapeError(f"{name}: the array was removed, expected a change of its values only")
+
+    def clear(self) -> None:
+        """Refused as well."""
+        raise ShapeError("all arrays were removed, expected a change of their values only")
 
     def update(self, *others: object, **arrays: np.ndarray) -> None:
         """Refused as well, and so is ``|=``, unless every array is the view itself."""

@@ -75,7 +75,11 @@ def outputs(model: Any, params: dict[str, np.ndarray], x: np.ndarray, features: 
         raise ShapeError(f"x: got shape {x.shape}, expected (n, {features}): the model was trained on {features} features")
     dtype = next(iter(params.values())).dtype
     scale = dtype.type(1 / 255) if x.dtype == np.uint8 else dtype.type(1)
-    return model.predict(params, np.ascontiguousarray(x.reshape(len(x), features), dtype) * scale)
+    found = model.predict(params, np.ascontiguousarray(x.reshape(len(x), features), dtype) * scale)
+    if not isinstance(found, np.ndarray) or found.shape[:1] != x.shape[:1]:
+        came = f"shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+        raise ShapeError(f"model.predict: returned {came}, expected an array with one row per row of x, which has {len(x)}")
+    return found
 
 
 def warn_of_scale(data: dict[str, Any], x: np.ndarray) -> None:

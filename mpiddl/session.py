@@ -26,6 +26,7 @@ from mpiddl.layout import DEFAULT_SHARDS, Layout, check_batch, check_branches, s
 from mpiddl.loop import Plan, State, applying
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
+from mpiddl.optim import make_moments
 from mpiddl.recipes import TASKS, find_data, make_model, make_optimiser, make_schedule
 from mpiddl.request import Request, agreed_job, is_object, optimiser_chosen, search_path
 from mpiddl.strategies import Placement, Strategy, describe
@@ -83,6 +84,7 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
     with agreed(control):
         import_module("mpiddl.kernels.update")  # and numba: all ranks raise together what keeps kernels from loading
         optimiser = _optimiser(job, request)
+        make_moments(optimiser, np.zeros(1, job.dtype))
         layout = _layout(job, data, link.size, earlier)
         placement = strategy.placement(layout.shards, link.rank, link.size)
         _check_conditions(job, strategy, placement, link.rank)
@@ -146,8 +148,11 @@ def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Ch
     with agreed(control):
         if model.init(params.views, generator(job.seed, WEIGHTS)) is not None:
             raise UsageError("model.init: returned a value, expected None; fill the parameters in place: params['w'][:] = ...")
-    state = State(0, 0, params, session.optimiser.init(params.flat.size, job.dtype), None,
-                  applying(session.optimiser, job.clip), session.plan.schedule)
+        unfit = [name for name, view in params.views.items() if not np.isfinite(view).all()]
+        if unfit:
+            raise UsageError(f"model.init: wrote nan or inf to {unfit[0]!r}, expected finite numbers")
+        moments = make_moments(session.optimiser, params.flat)
+    state = State(0, 0, params, moments, None, applying(session.optimiser, job.clip), session.plan.schedule)
     loaded = None
     if session.earlier:
         with agreed(control):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl import rank_count, report
-from mpiddl.checkpoint import MODEL, Checkpoint, checksum
+from mpiddl.checkpoint import MODEL, Checkpoint, checksum, step_of
 from mpiddl.conditions import Conditions, Pace
 from mpiddl.cores import node
 from mpiddl.data.arrays import dense
@@ -213,7 +213,8 @@ def _run(link: Any, control: Any, session: Session) -> Result:
             shown.say(folder.lose(ended))
 
     watch = Watch(control, session.job, session.model, session.strategy, session.plan, metrics, session.validation_rows,
-                  folder.checkpoints if folder else None, session.about, show, keep)
+                  folder.checkpoints if folder else None, session.about, show, keep,
+                  begun=step_of(earlier.path) if earlier else None)
     try:
         loop(link, session.model, session.optimiser, session.strategy, session.plan, state, watch, _pace(link, session.job))
         manifest = _finish(link, control, session, state, watch)

@@ -91,7 +91,9 @@ def _attribute(argument: str, text: str, module: str, name: str) -> Any:
             sys.path.insert(0, here)
         found = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a user's module may raise anything; a program without a main guard ends here
+        missing = isinstance(error, OSError) or f"{module}.".startswith(f"{getattr(error, 'name', None)}.")
         remedy = f"expected a module in {os.curdir if isinstance(error, OSError) else here} or an installed module"
+        remedy = remedy if missing else "expected a module that Python can import without an error"
         if text.split(":")[0].endswith(".py"):
             remedy = f"expected the module's name without .py: {text.replace('.py:', ':', 1)}"
         raise UsageError(f"{argument}: got {text!r}, whose module cannot be imported ({_said(error)}); {remedy}") from None

@@ -8,7 +8,7 @@ import numpy as np
 
 from mpiddl.data import ShardedRows
 from mpiddl.job import Job
-from mpiddl.memory import aligned_zeros
+from mpiddl.memory import Views, aligned_zeros
 from mpiddl.optim import clip_norm
 from mpiddl.strategies import Strategy
 
@@ -34,7 +34,7 @@ def _compile(model: Any, optimiser: Any, rows: ShardedRows, job: Job, strategy: 
     params, grad = aligned_zeros(1, dtype), aligned_zeros(1, dtype)
     for writeable in (True, False) if shared else (True,):
         grad.flags.writeable = writeable
-        optimiser.update(params, grad, optimiser.init(1, dtype), 0.0)
+        optimiser.update(params, grad, Views(optimiser.init(1, dtype)), 0.0)
         if job.clip:
             clip_norm(grad, 1.0, job.clip)
     strategy.warm(size, dtype)

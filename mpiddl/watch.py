@@ -41,6 +41,7 @@ class Watch:
     about : JSON values for each checkpoint's manifest.
     show : called with each line of metrics, on every rank (the report prints on rank 0).
     keep : called before a checkpoint. Creates the run folder again if it was removed. Collective.
+    begun : the step from which the run is continued; None after the first checkpoint.
     """
 
     comm: Comm
@@ -55,6 +56,7 @@ class Watch:
     show: Callable[[dict[str, Any]], None]
     keep: Callable[[], None] = lambda: None
     ended: str = ""
+    begun: int | None = None
     _check_at: int = field(default=1, init=False)
     _why: str = field(default="", init=False)
 
@@ -107,11 +109,12 @@ class Watch:
         if not self.strategy.replicated:
             own |= {f"moment.{name}": moment for name, moment in moments.items()}
             moments = {name: self._mean(moment) for name, moment in moments.items()}
+        begun, self.begun = self.begun, None
         return checkpoint.save(
             self.comm, checkpoints, step, params.views, moments, own,
             {**counts, "strategy": None if finished else state.strategy},
             {**self.about, **common, "elapsed": self.metrics.elapsed_s, "bytes_sent": self.metrics.all_bytes()},
-            self.job.keep,
+            self.job.keep, begun,
         )
 
     def consensus(self, state: State) -> FlatBuffer:

@@ -79,7 +79,7 @@ def test_views_are_changed_in_place():
 @pytest.mark.parametrize("name", ["bias", "another"])
 def test_another_array_in_the_place_of_a_view_is_refused(name):
     buffer = FlatBuffer(SHAPES, "float64")
-    with pytest.raises(ShapeError, match=rf"{name}: got another array, .*views\['{name}'\]\[:\]"):
+    with pytest.raises(ShapeError, match=rf"{name}: got another array, .*params\['{name}'\]\[:\]"):
         buffer.views[name] = np.ones(5)
     assert list(buffer.views) == list(SHAPES)
     assert not buffer.flat.any()

@@ -34,7 +34,8 @@ def test_a_damaged_checkpoint_names_the_one_before_and_how_to_take_it(tmp_path, 
     with pytest.raises(CheckpointError, match=name) as caught:
         mpiddl.train("mlp", "digits", out=tmp_path, resume=True, **SHORT)
     assert wanted in str(caught.value)
-    with pytest.raises(CheckpointError, match=f"Use the earlier checkpoint {newest.with_name('step-00000008')} instead$"):
+    instead = f"Give the earlier checkpoint {newest.with_name('step-00000008')} instead of the run folder$"
+    with pytest.raises(CheckpointError, match=instead):
         mpiddl.load(tmp_path)
     assert mpiddl.load(newest.with_name("step-00000008")).about["step"] == 8
 
@@ -56,6 +57,14 @@ def test_later_checkpoints_go_when_the_next_is_written(tmp_path):
     damage(complete(tmp_path / "checkpoints")[-1])
     mpiddl.train("mlp", "digits", out=tmp_path, resume_step=4, **SHORT | {"max_steps": 6, "keep": 1})
     assert steps(tmp_path) == ["step-00000006"]
+
+
+def test_checkpoints_of_the_run_before_go_though_their_steps_are_earlier(tmp_path):
+    """A later damage would else name one of them."""
+    mpiddl.train("mlp", "digits", out=tmp_path, **SHORT | {"max_steps": 7, "checkpoint_every": 1, "keep": 5})
+    assert steps(tmp_path) == [f"step-{step:08d}" for step in (3, 4, 5, 6, 7)]
+    mpiddl.train("mlp", "digits", out=tmp_path, resume_step=4, **SHORT | {"max_steps": 12, "checkpoint_every": 8, "keep": 5})
+    assert steps(tmp_path) == [f"step-{step:08d}" for step in (3, 4, 8, 12)]
 
 
 def test_what_is_only_called_like_a_checkpoint_is_none(tmp_path):

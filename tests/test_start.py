@@ -46,7 +46,7 @@ def test_programs_say_it(command, lacking):
     finished = command(*PROGRAM, env=env)
     if OPEN_MPI:
         assert finished.returncode == 1
-        assert f"mpiddl.errors.CommError: {told}" in finished.stderr and remedy in finished.stderr
+        assert f"mpiddl: error: {told}" in finished.stderr and remedy in finished.stderr
         assert "MPI_Init" not in finished.stderr
     else:
         assert finished.returncode == 0, finished.stderr

@@ -13,7 +13,7 @@ from mpiddl import checkpoint
 from mpiddl.errors import CommError, ConvergenceError, MismatchError, MpiddlError, ShapeError, UsageError
 from mpiddl.folder import Folder
 from mpiddl.optim import SGD
-from mpiddl.strategies import Strategy, chain, describe
+from mpiddl.strategies import AllReduce, Strategy, chain, describe
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
@@ -55,6 +55,11 @@ class Silent(Linear):
         super().gradient(params, x, y, grad)
 
 
+class Infinite(Linear):
+    def init(self, params, rng):
+        params["w"][1] = np.inf
+
+
 class Listed(Linear):
     shapes = [("w", (3,))]
 
@@ -66,6 +71,7 @@ class Partial(Linear):
 WRONG = [
     ((Rebinding(), (X, Y)), ShapeError, r"w: got another array, expected a change of the values in place"),
     ((Returning(), (X, Y)), UsageError, r"model\.init: returned a value"),
+    ((Infinite(), (X, Y)), UsageError, r"model\.init: wrote nan or inf to 'w'"),
     ((Silent(), (X, Y)), UsageError, r"model\.gradient: returned NoneType"),
     ((Listed(), (X, Y)), UsageError, r"model\.shapes: got list"),
     ((Partial(), (X, Y)), UsageError, "without the attributes predict"),
@@ -97,6 +103,67 @@ def test_a_mistake_is_told_on_every_rank(args, kind, message):
 def test_an_optimiser_that_is_a_class():
     with pytest.raises(UsageError, match="optimiser: got the class SGD"):
         mpiddl.train(Linear(), (X, Y), optimiser=SGD, **QUICK)
+
+
+class Moments(SGD):
+    """An optimiser that makes, or puts in the place of its moments, what is asked for."""
+
+    def __init__(self, made, put=None):
+        super().__init__()
+        object.__setattr__(self, "made", made)
+        object.__setattr__(self, "put", put)
+
+    def init(self, n, dtype):
+        return self.made(n)
+
+    def update(self, params, grad, moments, rate, scale=1.0, step=0):
+        self.put(moments)
+
+
+@pytest.mark.parametrize(("made", "message"), [
+    (lambda n: None, "optimiser.init: returned None, expected a dict of arrays"),
+    (lambda n: [np.zeros(n)], r"optimiser.init: returned \[.*, expected a dict of arrays"),
+    (lambda n: {"m": 0.0}, "optimiser.init: returned {'m': 0.0}, expected a dict of arrays"),
+    (lambda n: {"m": np.zeros(n - 1, np.float32)}, r"optimiser.init: returned float32 of shape .* as 'm'"),
+    (lambda n: {"m": np.zeros(n, int)}, r"optimiser.init: returned int64 .*, expected float32"),
+])  # fmt: skip
+def test_moments_of_another_kind(made, message):
+    with pytest.raises(UsageError, match=message):
+        mpiddl.train(Linear(), (X, Y), optimiser=Moments(made), **QUICK)
+
+
+@pytest.mark.parametrize(("put", "message"), [
+    (lambda moments: moments.update(m=np.zeros(3)), r"m: got another array, .* moments\['m'\]\[:\]"),
+    (lambda moments: moments.pop("m"), "m: the array was removed"),
+    (lambda moments: moments.__delitem__("m"), "m: the array was removed"),
+    (lambda moments: moments.clear(), "all arrays were removed"),
+])  # fmt: skip
+def test_moments_are_written_into(put, message):
+    with pytest.raises(UsageError, match=message):
+        mpiddl.train(Linear(), (X, Y), optimiser=Moments(lambda n: {"m": np.zeros(n, np.float32)}, put), **QUICK)
+
+
+@pytest.mark.parametrize("returned", [None, (np.zeros(3), 10, None)])
+def test_a_strategy_that_combines_to_something_else(returned):
+    class Own(AllReduce):
+        def combine(self, comm, state, grad, replica, step):
+            return returned
+
+    with pytest.raises(UsageError, match=f"strategy.combine: returned {type(returned).__name__}, expected Combined"):
+        mpiddl.train(Linear(), (X, Y), strategy=Own(), **QUICK)
+
+
+@pytest.mark.parametrize(("returned", "shown"), [
+    (None, "NoneType"), ([0.0] * 60, "list"), (np.zeros(3), r"shape \(3,\)"), (np.float64(1), "float64"),
+])  # fmt: skip
+def test_predictions_that_are_not_one_a_row(returned, shown):
+    class Own(Linear):
+        def predict(self, params, x):
+            return returned
+
+    result = mpiddl.train(Own(), (X, Y), **QUICK)
+    with pytest.raises(ShapeError, match=f"model.predict: returned {shown}, expected an array with one row .*60"):
+        result.predict(X)
 
 
 def test_a_strategy_that_is_none():

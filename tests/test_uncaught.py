@@ -94,6 +94,16 @@ WORLD.Barrier()
 
 
 @pytest.mark.more
+def test_an_exception_of_the_programs_own_on_one_rank_ends_the_job(mpirun, tmp_path):
+    done, said = job(mpirun, tmp_path, SOON + """
+mpiddl.train("mlp", "digits", epochs=0, quiet=True)
+if WORLD.rank == 1:
+    raise KeyError("the program's own")
+WORLD.Barrier()
+""")
+    assert done.returncode and said.count("KeyError: \"the program's own\"") == 1
+
+
 def test_errors_can_be_caught_on_all_ranks_and_others_are_printed_as_ever(mpirun, tmp_path):
     done, said = job(mpirun, tmp_path, """
 try:

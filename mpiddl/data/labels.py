@@ -34,7 +34,8 @@ def task_of(labels: RowArray, task: Task | None) -> Task:
     if task not in (None, "classification", "regression"):
         raise UsageError(f"task: got {task!r}, expected 'classification' or 'regression'")
     if labels.dtype.kind not in "biuf":
-        raise DataError(f"{labels.name}: got labels of dtype {labels.dtype}, expected integers or floats")
+        raise DataError(f"{labels.name}: got labels of dtype {labels.dtype}, expected integers, floats or strings. "
+                        f"{AS_STRINGS}")
     task = task or ("regression" if labels.dtype.kind == "f" else "classification")
     columns = labels.shape[1:]
     if task == "classification" and columns not in ((), (1,)):

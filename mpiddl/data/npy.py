@@ -150,7 +150,8 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
         raise DataError(f"{name}: got shape {shape} in the header, expected at most 32 axes, each of length 0 or more")
     if dtype.hasobject:
         raise DataError(
-            f"{name}: got Python objects (dtype {dtype}), expected numbers or strings; convert labels with y.astype(str). "
+            f"{name}: got Python objects (dtype {dtype}), expected numbers or strings; convert numbers with "
+            "x.astype(float), labels with y.astype(str). "
             "Objects are not read, because pickle can run code"
         )
     return shape, fortran, dtype

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpiddl.errors import ShapeError, UsageError
+from mpiddl.memory import Views
 
 Moments = dict[str, np.ndarray]
 
@@ -47,6 +48,18 @@ def number(argument: str, value: float, *, low: float = 0.0, below: float = floa
         return
     wanted = f"a number >= {low:g}" + (f" and < {below:g}" if isfinite(below) else "")
     raise UsageError(f"{argument}: got {value!r}, expected {wanted}")
+
+
+def make_moments(optimiser: Optimiser, params: np.ndarray) -> Views:
+    """What the optimiser's `init` returns for ``params``; an error unless these are flat arrays like ``params``."""
+    moments: object = optimiser.init(params.size, params.dtype)
+    if not isinstance(moments, dict) or not all(isinstance(array, np.ndarray) for array in moments.values()):
+        raise UsageError(f"optimiser.init: returned {moments!r:.60}, expected a dict of arrays, or an empty dict")
+    for name, array in moments.items():
+        if array.shape != params.shape or array.dtype != params.dtype:
+            raise ShapeError(f"optimiser.init: returned {array.dtype} of shape {array.shape} as {name!r} for "
+                             f"n={params.size}, expected {params.dtype} of shape {params.shape}")
+    return Views(moments)
 
 
 def matching(params: np.ndarray, grad: np.ndarray, *moments: np.ndarray) -> None:

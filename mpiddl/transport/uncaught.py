@@ -31,7 +31,7 @@ TAG = 32766
 EXIT_S = 1.0
 """Without MPI, the head start of rank 0: a launcher ends the other ranks when one has left with an error."""
 
-INNER = {"mpiddl", "sklearn", "joblib", "numpy", "scipy", "numba"} | sys.stdlib_module_names
+INNER = {"mpiddl", "click", "sklearn", "joblib", "numpy", "scipy", "numba"} | sys.stdlib_module_names
 """Packages whose frames tell a user nothing."""
 
 spell: Callable[[str], str] = str
@@ -70,7 +70,9 @@ def _world() -> Any:
 
 
 class _Once:
-    """``sys.excepthook``: errors of ours, and those with which all ranks left a run; any other goes to the hook before it.
+    """``sys.excepthook``: errors of ours, and those with which all ranks left a run.
+
+    Any other goes to the hook before it. If only some ranks have met it, the job ends: the others would wait for ever.
 
     ``error.agreed`` says how many ranks left with it, ``error.speaks`` whether this one is the lowest of them (`MpiComm.fail`).
     """
@@ -83,6 +85,9 @@ class _Once:
             if any(_package(step) == "mpiddl" for step in _steps(trace)):
                 _trim(error)
             self._before(kind, error, error.__traceback__)
+            world = _world()
+            if world is not None and world.size > 1 and isinstance(error, Exception) and not _all_fail(world):
+                _abort(world, 1)
         elif _speaks(error):
             where = place(trace) if isinstance(error, MpiddlError) else ""
             print(f"{where}mpiddl: error: {text(error)}", file=sys.stderr, flush=True)
@@ -124,7 +129,10 @@ def end_job(raw: Any, error: BaseException, where: str = "") -> NoReturn:
     """Print an error that this rank alone has met, and end the job: the others would wait for it for ever."""
     told = f"mpiddl: error on rank {raw.Get_rank()} of {raw.Get_size()}{where}, the job ends: {_words(error)}"
     print(told, file=sys.stderr, flush=True)
-    code = getattr(error, "exit_code", 1)
+    _abort(raw, getattr(error, "exit_code", 1))
+
+
+def _abort(raw: Any, code: int) -> NoReturn:
     try:
         raw.Abort(code)  # Open MPI may return from it
         sys.stdout.flush()
