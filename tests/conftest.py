@@ -100,12 +100,12 @@ def _is_chosen(item: pytest.Item, option: Any) -> bool:
 
 
 def _tier(item: pytest.Item, again: bool) -> str:
-    """A job that one rank starts is for one library; ranks to which the library makes no difference are 2 or 4 of one, 3 of
-    the other."""
+    """A job that one rank starts is for one library; ranks to which the library makes no difference are 2 of one, 3 of the
+    other."""
     marks = {mark.name for mark in item.iter_markers()}
     starts = not STARTING.isdisjoint(getattr(item, "fixturenames", ()))
     several = WORLD.size > 1 and "no_mpi" in marks
-    elsewhere = several and again != (WORLD.size == 3)
+    elsewhere = several and WORLD.size != (3 if again else 2)
     return "more" if "more" in marks or (again and starts) or elsewhere else "test"
 
 

@@ -9,8 +9,11 @@ import pytest
 
 import mpiddl
 from mpiddl.checkpoint import complete
+from mpiddl.cli import main
+from mpiddl.cli.flags import in_flags
 from mpiddl.errors import CheckpointError, UsageError
 from mpiddl.folder import Folder
+from mpiddl.transport import uncaught
 
 pytestmark = pytest.mark.no_mpi
 
@@ -115,14 +118,21 @@ def test_a_run_that_is_over_says_so_when_it_is_resumed(tmp_path, capsys, name):
     assert wanted in said if wanted else "nothing to do" not in said
 
 
-def test_the_command_line_speaks_in_flags(command, tmp_path):
-    train = "mpiddl", "train", "--out", tmp_path, "--checkpoint-every", "4"
-    command(*train, "--max-steps", "12")
-    assert "continue it with `--resume`, replace it with `--overwrite`" in command(*train).stderr
-    done = command(*train, "--resume")
-    assert done.returncode == 0
-    assert "expected a larger `--max-steps`, or `--max-steps 0` for no limit" in done.stderr
+def test_the_command_line_speaks_in_flags(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(uncaught, "spell", in_flags)
+
+    def train(*flags):
+        with pytest.raises(SystemExit) as ended:
+            main(["train", "--out", str(tmp_path), "--checkpoint-every", "4", "--epochs", "1", *flags])
+        return ended.value.code, capsys.readouterr().err
+
+    assert train("--max-steps", "12")[0] == 0
+    code, said = train()
+    assert code == 2 and "continue it with `--resume`, replace it with `--overwrite`" in said
+    code, said = train("--resume")
+    assert code == 0 and "expected a larger `--max-steps`, or `--max-steps 0` for no limit" in said
     damage(complete(tmp_path / "checkpoints")[-1])
-    assert "step-00000008 with `--resume-step 8`" in command(*train, "--resume").stderr
-    done = command(*train, "--resume-step", "8")
-    assert done.returncode == 0 and f"going on from {tmp_path}/checkpoints/step-00000008" in done.stderr
+    code, said = train("--resume")
+    assert code == 1 and "step-00000008 with `--resume-step 8`" in said
+    code, said = train("--resume-step", "8")
+    assert code == 0 and f"going on from {tmp_path}/checkpoints/step-00000008" in said

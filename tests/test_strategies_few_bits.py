@@ -188,6 +188,21 @@ def test_ranks_agree_and_are_near_to_those_that_send_all_bits(name):
 
 
 @virtually
+@each_bits
+def test_what_rounding_has_lost_does_not_grow_with_the_number_of_averages(bits):
+    """It is sent with the next average. Without that, ranks that always move in the same way drift away from all bits."""
+
+    def given(rank, step):
+        return draw(SIZE, rank if step else 0, 1, np.float64)
+
+    lost = []
+    for steps in (10, 200):
+        exact, near = (mixed(Gossip("complete", bits=each), 3, steps, given)[0][1] for each in (0, bits))
+        lost.append(np.linalg.norm(near - exact))
+    assert 0 < lost[1] < 4 * lost[0]
+
+
+@virtually
 def test_one_rank_does_as_with_all_bits():
     one, other = (mixed(Gossip("complete", bits=bits), 1, 9, walks())[0][0].tobytes() for bits in (0, 2))
     assert one == other

@@ -21,7 +21,6 @@ import numpy as np
 import mpiddl
 from mpiddl import collectives
 from mpiddl.data import Data
-from mpiddl.decomposition import PCA
 from mpi4py import MPI
 
 WORLD = MPI.COMM_WORLD
@@ -42,7 +41,8 @@ class Linear:
 MESSAGES = {
     "train": ('mpiddl.train("mlp", "digits", epochs=-1)', "epochs: got -1, expected 0 or more"),
     "load": ('mpiddl.load("nothing")', "nothing: got no checkpoint, expected"),
-    "fit": ("PCA(n_components=2, tol=-1).fit(X)", "tol: got -1, expected a number from 0 to below 1"),
+    "fit": ("from mpiddl.decomposition import PCA; PCA(n_components=2, tol=-1).fit(X)",
+            "tol: got -1, expected a number from 0 to below 1"),
     "communicator": ("mpiddl.Communicator(MPI.COMM_NULL)", "comm: got COMM_NULL, expected an intra-communicator"),
     "differ": ('mpiddl.train("mlp", "digits", epochs=WORLD.rank)', "settings: epochs: rank 0 got 0, but rank 1 got 1;"),
 }
@@ -93,7 +93,6 @@ WORLD.Barrier()
     assert "mpiddl: error on rank 1 of 3, the job ends: nothing" in said
 
 
-@pytest.mark.more
 def test_an_exception_of_the_programs_own_on_one_rank_ends_the_job(mpirun, tmp_path):
     done, said = job(mpirun, tmp_path, SOON + """
 mpiddl.train("mlp", "digits", epochs=0, quiet=True)
@@ -104,8 +103,9 @@ WORLD.Barrier()
     assert done.returncode and said.count("KeyError: \"the program's own\"") == 1
 
 
+@pytest.mark.more
 def test_errors_can_be_caught_on_all_ranks_and_others_are_printed_as_ever(mpirun, tmp_path):
-    done, said = job(mpirun, tmp_path, """
+    done, said = job(mpirun, tmp_path, SOON + """
 try:
     mpiddl.train("mlp", "digits", epochs=-1)
 except ValueError as error:

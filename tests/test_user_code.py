@@ -338,6 +338,27 @@ seeds = 1
     assert "Sums as the MPI library does it." in report and "Nothing is sent." in report
 
 
+@pytest.mark.more
+def test_a_comparison_with_a_run_that_fails_has_exit_code_1(folder, capsys):
+    (folder / "failing.py").write_text("""
+from mpiddl.strategies import AllReduce
+class Failing(AllReduce):
+    def combine(self, *arguments):
+        raise OSError("no route")
+""")
+    (folder / "job.toml").write_text("""
+[train]
+epochs = 1
+[compare]
+strategies = ["allreduce", "failing:Failing"]
+workers = 2
+seeds = 1
+""")
+    assert call("compare", "job.toml", "--simulate", "--out", "out", "--quiet") == 1
+    good, bad = json.loads((folder / "out" / "report.json").read_text())["rows"]
+    assert not good["failed"] and "no route" in bad["failed"]["1"]
+
+
 def test_own_strategies_that_look_alike_are_told_apart():
     """A class that has no repr of its own shows no parameters."""
     asked = {"strategies": ["own_code:Keeping:period=2", "own_code:Keeping:period=3"], "seeds": 1}

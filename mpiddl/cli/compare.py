@@ -142,7 +142,7 @@ def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | Non
     if failed := sum(bool(outcome.get("error")) for outcome in study.found().values()):
         say(f"{counted(failed, 'run')} failed. Their output is in {folder / 'failed'}. The same command tries them again")
     say(f"report: {written}")
-    if not any(each.choice for each in advice):
+    if failed or not any(each.choice for each in advice):
         sys.exit(1)
 
 
