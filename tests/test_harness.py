@@ -170,8 +170,9 @@ def test_one_rank_runs_serial_tests_and_those_for_any_size(pytest_on):
 def test_outcomes_are_recorded_up_to_an_abort(pytest_on, tmp_path):
     body = "@pytest.mark.mpi\ndef test_a(): pass\n@pytest.mark.mpi\ndef test_b(): os._exit(3)\n"
     assert pytest_on(2, body, "--record", "record").returncode != 0
-    last = json.loads((tmp_path / "record").read_text().splitlines()[-1])
-    assert last == ["started", "test_it.py::test_b", ""]
+    a, b = "test_it.py::test_a", "test_it.py::test_b"
+    record = [json.loads(line)[:2] for line in (tmp_path / "record").read_text().splitlines()]
+    assert record == [["started", a], ["passed", a], ["took", a], ["started", b]]
 
 
 def test_commands_leave_nothing_behind(tmp_path):
