@@ -40,5 +40,5 @@ def oldest(places: tuple[str, ...] = PLACES) -> Python | None:
     for place in places:
         root = Path(place).expanduser()
         folders += root.parents[-1].glob(str(root.relative_to(root.anchor)))
-    found = [ask(folder / "python3.11") for folder in dict.fromkeys(folders) if (folder / "python3.11").is_file()]
+    found = [ask(folder / "python3.11") for folder in dict.fromkeys(folders) if os.path.isfile(folder / "python3.11")]
     return min((python for python in found if python and python.version[:2] == (3, 11)), default=None)
