@@ -235,10 +235,9 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def forced(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+def forced(comm: MPI.Intracomm) -> Iterator[Callable[..., Any]]:
     """``forced("ring")`` makes a `mpiddl.Communicator` that takes our algorithms whatever the size; freed afterwards."""
-    from mpiddl.communicator import Communicator, faster
-    from mpiddl.tuning import choice
+    from mpiddl.communicator import Communicator
     from mpiddl.tuning.rule import CANDIDATES
 
     others = {"reduce": "scatter", "bcast": "chain", "allgather": "ring", "reduce_scatter": "ring", "barrier": "dissemination"}
@@ -247,11 +246,7 @@ def forced(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     def make(name: str = "two-step", raw: MPI.Intracomm | None = None) -> Any:
         same = name if name in ("library", "read") else ""
         taken = {call: same if same in CANDIDATES[call] else other for call, other in others.items()} | {"allreduce": name}
-        monkeypatch.setattr(choice.rule, "steps", lambda topology, call, library, reads: ((0, taken[call]),))
-        monkeypatch.setattr(faster, "FLOOR", 0)
-        monkeypatch.setattr(faster, "NONBLOCKING_FLOOR", 1)
-        monkeypatch.setattr(faster.Faster, "_floors", dict.fromkeys(taken, 0.0))
-        made.append(Communicator((comm if raw is None else raw).Dup()))
+        made.append(Communicator((comm if raw is None else raw).Dup(), algorithms=taken))
         return made[-1]
 
     yield make

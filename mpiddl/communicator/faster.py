@@ -7,10 +7,11 @@ packed. Short messages are the library's after one comparison, or none (`shortcu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import index
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from mpiddl.errors import CommError
 from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM, Op, raise_held
 from mpiddl.transport.message import Memory, largest, numbers, payload
 from mpiddl.transport.mpi import MpiComm
-from mpiddl.tuning import Choice
+from mpiddl.tuning import Choice, Forced
 from mpiddl.tuning.rule import CANDIDATES, LIBRARY
 
 FLOOR = 4096
@@ -52,6 +53,7 @@ class Faster(_Base):
     _private: Private | None = None
     _floors: dict[str, float] = _FLOORS
     _table: Path | None = None
+    _algorithms: Mapping[str, str] = MappingProxyType({})
 
     def Prepare(self) -> None:
         """Create the private duplicate and read the table now, and not at the first call that needs them. Collective.
@@ -79,7 +81,7 @@ class Faster(_Base):
             raise ValueError(f"nbytes: got {nbytes}, expected a message size in bytes, 0 or more")
         if self._private is None:
             return Choice(LIBRARY, "not prepared yet; call Prepare()")
-        return self._private.choice.choose(call, nbytes)
+        return self._choice.choose(call, nbytes)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         if largest(recvbuf) < self._floors["allreduce"]:
@@ -125,8 +127,9 @@ class Faster(_Base):
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> MPI.Request:
         self._check()
-        least = max(NONBLOCKING_FLOOR, self._floors["allreduce"])
-        found = self._reduction(sendbuf, recvbuf, op, NONBLOCKING_FLOOR) if largest(recvbuf) >= least else None
+        own = self._least("allreduce")
+        least = max(own, self._floors["allreduce"])
+        found = self._reduction(sendbuf, recvbuf, op, own) if largest(recvbuf) >= least else None
         if found is None:
             return MPI.Comm.Iallreduce(self, sendbuf, recvbuf, op)
         (link, algorithm), source, result, known = found
@@ -135,8 +138,9 @@ class Faster(_Base):
 
     def Ibcast(self, buf: Any, root: int = 0) -> MPI.Request:
         self._check()
-        least = max(NONBLOCKING_FLOOR, self._floors["bcast"])
-        found = self._data(buf, root, NONBLOCKING_FLOOR) if largest(buf) >= least else None
+        own = self._least("bcast")
+        least = max(own, self._floors["bcast"])
+        found = self._data(buf, root, own) if largest(buf) >= least else None
         if found is None:
             return MPI.Comm.Ibcast(self, buf, root)
         (link, algorithm), data, rank = found
@@ -283,12 +287,12 @@ class Faster(_Base):
     def _way(self, call: str, nbytes: int, least: int = 0) -> tuple[MpiComm, str] | None:
         """Our own communicator and the algorithm, or None for the library; ``least`` bytes are those of a request."""
         if self._private is None:
-            if least or nbytes < FLOOR or self.Get_size() == 1:
+            if least or (nbytes < FLOOR and call not in self._algorithms) or self.Get_size() == 1:
                 return None
             self._prepare()
         if least and (nbytes < least or not self._own.threads):
             return None
-        algorithm = self._own.choice.algorithm(call, nbytes)
+        algorithm = self._choice.algorithm(call, nbytes)
         return None if algorithm == LIBRARY else (self._own.link, algorithm)
 
     def _check(self) -> None:
@@ -304,6 +308,20 @@ class Faster(_Base):
         assert self._private is not None
         return self._private
 
+    @property
+    def _choice(self) -> Any:
+        return Forced(self._own.choice, self._algorithms) if self._algorithms else self._own.choice
+
+    def _least(self, call: str) -> int:
+        """Bytes from which a request may be ours: more than none, for those of a call that waits need not be any."""
+        return 1 if call in self._algorithms else NONBLOCKING_FLOOR
+
+    def _forced(self, algorithms: Mapping[str, str]) -> None:
+        """Take these algorithms, whatever the size: every call is looked at."""
+        self._algorithms = algorithms
+        if algorithms:
+            self._floors = dict.fromkeys(CANDIDATES, 0.0)
+
     def _moved(self, start: Callable[[], Started], buffers: Any, result: Memory) -> MPI.Request:
         try:
             return request_of(start(), buffers, result.put_back)
@@ -313,8 +331,9 @@ class Faster(_Base):
     def _prepare(self) -> None:
         """What is held back meanwhile the call raises that needs it, when it is over."""
         self._private = private_of(self, self._table)
-        self._floors = self._private.floors
-        self._private.used_by(self, Faster)
+        if not self._algorithms:
+            self._floors = self._private.floors
+        self._private.used_by(self, Faster, self._floors)
 
     def _library(self, call: Callable[..., None], *args: Any) -> None:
         """What turned out not to be ours."""

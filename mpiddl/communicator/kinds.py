@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from mpi4py import MPI
 
+from mpiddl.collectives.calls import READ
 from mpiddl.communicator.faster import Faster
 from mpiddl.communicator.private import Always, Private
-from mpiddl.errors import CommError
+from mpiddl.errors import CommError, UsageError
 from mpiddl.transport.uncaught import public
+from mpiddl.tuning import check_algorithms
 
 
 class _Making(Faster):
@@ -71,6 +74,7 @@ class _Making(Faster):
 
     def _marked(self, made: Any) -> Any:
         made._table = self._table
+        made._forced(self._algorithms)
         return made
 
 
@@ -83,6 +87,9 @@ class Communicator(_Making, MPI.Intracomm):
         The communicator. Both objects share its MPI handle: ``Free`` of one frees the other.
     table : path, optional
         Table of ``mpiddl tune``. The default is the file that MPIDDL_TUNE names, or ~/.config/mpiddl/tune.toml.
+    algorithms : dict of str to str, optional
+        The algorithm of a call, whatever the size of the message: ``{"allreduce": "ring", "bcast": "library"}``. The same on
+        all ranks. Calls without an entry use the table or the rule. Communicators made from this one inherit it.
 
     Raises
     ------
@@ -90,6 +97,8 @@ class Communicator(_Making, MPI.Intracomm):
         ``comm`` is not an intra-communicator.
     CommError
         ``comm`` is COMM_NULL.
+    UsageError
+        ``algorithms`` names a call or an algorithm that does not exist.
 
     Communication
     -------------
@@ -97,19 +106,25 @@ class Communicator(_Making, MPI.Intracomm):
     and one more all-gather if there is a table that is not used. On one rank it does not communicate.
     """
 
-    def __new__(cls, comm: Any = None, table: str | Path | None = None) -> Communicator:
+    def __new__(cls, comm: Any = None, table: str | Path | None = None,
+                algorithms: Mapping[str, str] | None = None) -> Communicator:
         return MPI.Intracomm.__new__(cls, comm)
 
     @public
-    def __init__(self, comm: Any = None, table: str | Path | None = None):
+    def __init__(self, comm: Any = None, table: str | Path | None = None, algorithms: Mapping[str, str] | None = None):
         if not isinstance(comm, MPI.Comm):
             raise TypeError(f"comm: got {type(comm).__name__}, expected an mpi4py intra-communicator such as MPI.COMM_WORLD")
         if comm == MPI.COMM_NULL:
             raise CommError("comm: got COMM_NULL, expected an intra-communicator such as MPI.COMM_WORLD")
         if table is not None:
             self._table = Path(table)
+        if algorithms is not None:
+            self._forced(check_algorithms(algorithms))
         if self.Get_size() > 1:
             self.Prepare()
+            if READ in self._algorithms.values() and not self._own.choice.reads:
+                raise UsageError(f"algorithms: got {READ!r}, but the ranks cannot read each other's memory here; expected "
+                                 "other algorithms, or 'library'")
 
     @classmethod
     def Create_from_group(cls, *args: Any, **options: Any) -> Any:

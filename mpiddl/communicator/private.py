@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,9 +73,9 @@ class Private:
             self._at_once[name, dtype.char] = make(self.link, dtype, SUM)
         return self._at_once[name, dtype.char]
 
-    def used_by(self, handle: Any, taken_over: type) -> None:
+    def used_by(self, handle: Any, taken_over: type, floors: Mapping[str, float]) -> None:
         """One more object has this handle; its calls, if methods of ``taken_over``, go the shortest way until it is freed."""
-        shortcuts.take(handle, taken_over, self.floors)
+        shortcuts.take(handle, taken_over, floors)
         self._users = [user for user in self._users if user() is not None] + [ref(handle)]
 
     def look_after(self) -> None:

@@ -4,8 +4,9 @@
 predictions come from.
 """
 
-from mpiddl.tuning.choice import Choice, Chooser, chooser
+from mpiddl.tuning.choice import Choice, Chooser, Forced, check_algorithms, chooser
 from mpiddl.tuning.table import Entry, Place, Table, add_to_table, check_table, read_table, write_table
 
-__all__ = ["Choice", "Chooser", "Entry", "Place", "Table", "add_to_table", "check_table", "chooser", "read_table",
+__all__ = ["Choice", "Chooser", "Entry", "Forced", "Place", "Table", "add_to_table", "check_algorithms", "check_table",
+           "chooser", "read_table",
            "write_table"]  # fmt: skip

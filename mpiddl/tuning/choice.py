@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mpiddl.collectives.calls import READ
 from mpiddl.collectives.reading import readable
-from mpiddl.errors import MpiddlError
+from mpiddl.errors import MpiddlError, UsageError
 from mpiddl.topology import Topology, neighbours
 from mpiddl.tuning import rule
 from mpiddl.tuning.fit import fit
@@ -96,6 +97,34 @@ class Chooser:
         if entry is None:
             return merged(((0, LIBRARY), *rule.steps(self.topology, call, self.place.library, self.reads)))
         return merged(tuple(_crossings(entry)))
+
+
+class Forced:
+    """Takes the algorithms that a program asks for, whatever the size; for all other calls it asks another chooser."""
+
+    def __init__(self, of: Chooser, algorithms: Mapping[str, str]):
+        self._of, self._algorithms = of, algorithms
+
+    def algorithm(self, call: str, nbytes: int) -> str:
+        return self._algorithms.get(call) or self._of.algorithm(call, nbytes)
+
+    def choose(self, call: str, nbytes: int) -> Choice:
+        """The same as `algorithm`, with reasons."""
+        if call in self._algorithms:
+            return Choice(self._algorithms[call], "asked for by the program")
+        return self._of.choose(call, nbytes)
+
+
+def check_algorithms(algorithms: Mapping[str, str]) -> dict[str, str]:
+    """``algorithms`` by call, as a dict; a `UsageError` for a call or an algorithm that there is not."""
+    if not isinstance(algorithms, Mapping):
+        raise UsageError(f"algorithms: got {algorithms!r}, expected a dict such as {{'allreduce': 'ring'}}")
+    for call, name in algorithms.items():
+        if call not in rule.CANDIDATES:
+            raise UsageError(f"algorithms: got the call {call!r}, expected one of {', '.join(rule.CANDIDATES)}")
+        if name not in rule.CANDIDATES[call]:
+            raise UsageError(f"algorithms: got {name!r} for {call}, expected one of {', '.join(rule.CANDIDATES[call])}")
+    return dict(algorithms)
 
 
 def chooser(comm: Any, path: Path | None, asked_for: bool = False) -> Chooser:

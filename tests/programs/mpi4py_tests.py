@@ -13,21 +13,17 @@ import numba  # noqa: F401  before it is hidden below
 from mpi4py import MPI
 
 import mpiddl
-from mpiddl.communicator import faster
-from mpiddl.tuning import rule
 
 folder, forced, *names = sys.argv[1:]
+taken = None
 if forced != "rule":
     short = "binomial" if forced == "doubling" else None
     read = forced if forced == "read" else None
     taken = {"allreduce": forced, "reduce": short or read or "scatter", "allgather": "ring", "reduce_scatter": read or "ring",
              "bcast": short or ("scatter" if forced == "ring" else "chain"), "barrier": "dissemination"}
-    faster.FLOOR, faster.NONBLOCKING_FLOOR = 0, 1
-    faster.Faster._floors = dict.fromkeys(taken, 0.0)
-    rule.steps = lambda topology, call, library, reads: ((0, taken[call]),)
 
 COMM_WORLD, COMM_SELF = MPI.COMM_WORLD, MPI.COMM_SELF  # pickles find MPI's own here
-MPI.COMM_WORLD, MPI.COMM_SELF = mpiddl.Communicator(COMM_WORLD), mpiddl.Communicator(COMM_SELF)
+MPI.COMM_WORLD, MPI.COMM_SELF = (mpiddl.Communicator(comm, algorithms=taken) for comm in (COMM_WORLD, COMM_SELF))
 
 sys.path.insert(0, folder)
 hidden, sys.modules["numba"] = sys.modules["numba"], None  # else they would want a GPU of it
