@@ -118,8 +118,9 @@ class Folder:
 
     def write_job(self, settings: Mapping[str, Any], of_a_program: Sequence[str] = ()) -> None:
         """Write the settings, and which of them a Python program replaced by objects of its own."""
-        remark = f"# {' and '.join(of_a_program)}: objects of a program, not what stands here\n" if of_a_program else ""
-        text = remark + "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
+        remark = f"# {' and '.join(of_a_program)}: objects of a program, which this file cannot name\n" if of_a_program else ""
+        written = {**settings, **dict.fromkeys(of_a_program, "an object of a program")}
+        text = remark + "".join(f"{key} = {_toml(value)}\n" for key, value in written.items())
         self._job_text = text
         with writing(self.job):
             self.job.write_text(text, encoding="utf-8")

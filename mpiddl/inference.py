@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from mpiddl.data import Data, ShardedRows, Source, Task, open_data, shown_names
 from mpiddl.disk import writing
-from mpiddl.errors import DataError, UsageError
+from mpiddl.errors import DataError, ShapeError, UsageError
 from mpiddl.evaluation import evaluate_rows
 from mpiddl.layout import Layout, block
 from mpiddl.prediction import Trained, class_numbers, load_with, note_of_scale, outputs, predictions
@@ -110,6 +111,10 @@ class _Inputs:
         self._source: Source | None = None
         if rows.endswith(".npy"):
             self._array = _map(rows)
+            wanted = trained.about["data"]["features"]
+            if prod(self._array.shape[1:]) != wanted:
+                raise ShapeError(f"rows: {rows}: got shape {self._array.shape}, expected (n, {wanted}): the model was trained "
+                                 f"on {wanted} features")
             self.n = len(self._array)
         else:
             found = _open(trained, rows)
@@ -156,10 +161,10 @@ def _open(trained: Trained, data: str | None) -> Data:
     return found
 
 
-def _answers(trained: Trained, x: np.ndarray, raw: bool) -> np.ndarray:
-    """What stands in the file for rows ``x``."""
+def _answers(trained: Trained, x: np.ndarray, raw: bool, begin: int = 0) -> np.ndarray:
+    """What stands in the file for rows ``x``, of which the first has the number ``begin``."""
     data = trained.about["data"]
-    found = outputs(trained.model, trained.params.views, x, data["features"])
+    found = outputs(trained.model, trained.params.views, x, data["features"], begin)
     if raw:
         return found
     if data["classes"] is None or data.get("class_names"):
@@ -184,7 +189,7 @@ def _fill(path: Path, trained: Trained, inputs: _Inputs, part: range, raw: bool)
         rows = range(start, min(start + CHUNK, part.stop))
         x = inputs.chunk(rows)
         note = note or note_of_scale(data, x)
-        target[rows.start : rows.stop] = _answers(trained, x, raw)
+        target[rows.start : rows.stop] = _answers(trained, x, raw, rows.start)
     target.flush()
     return note
 

@@ -14,7 +14,7 @@ import numpy as np
 from mpiddl import checkpoint
 from mpiddl.checkpoint import Checkpoint
 from mpiddl.data.arrays import dense
-from mpiddl.errors import CheckpointError, ShapeError, UsageError
+from mpiddl.errors import CheckpointError, DataError, ShapeError, UsageError
 from mpiddl.job import FIELDS, Job, make_job
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
@@ -68,14 +68,23 @@ class Trained:
         return outputs(self.model, self.params.views, x, self.about["data"]["features"])
 
 
-def outputs(model: Any, params: dict[str, np.ndarray], x: np.ndarray, features: int) -> np.ndarray:
-    """The model's outputs for rows that come as training rows did: uint8 is scaled by 1/255; more axes are flattened."""
+def outputs(model: Any, params: dict[str, np.ndarray], x: np.ndarray, features: int, begin: int = 0) -> np.ndarray:
+    """The model's outputs for rows that come as training rows did: uint8 is scaled by 1/255; more axes are flattened.
+
+    ``begin`` is the number of the first row, for messages.
+    """
     x = dense(x, "x")
     if x.ndim < 2 or prod(x.shape[1:]) != features:
         raise ShapeError(f"x: got shape {x.shape}, expected (n, {features}): the model was trained on {features} features")
     dtype = next(iter(params.values())).dtype
     scale = dtype.type(1 / 255) if x.dtype == np.uint8 else dtype.type(1)
-    found = model.predict(params, np.ascontiguousarray(x.reshape(len(x), features), dtype) * scale)
+    with np.errstate(over="ignore"):  # what is too large for the model's dtype is told as such
+        rows = np.ascontiguousarray(x.reshape(len(x), features), dtype)
+    if not np.isfinite(rows).all():
+        row, column = np.argwhere(~np.isfinite(rows))[0]
+        came = x.reshape(len(x), features)[row, column]
+        raise DataError(f"x: got {came} in row {begin + row}, column {column}, expected finite numbers of {dtype}")
+    found = model.predict(params, rows * scale)
     if not isinstance(found, np.ndarray) or found.shape[:1] != x.shape[:1]:
         came = f"shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
         raise ShapeError(f"model.predict: returned {came}, expected an array with one row per row of x, which has {len(x)}")

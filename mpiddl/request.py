@@ -126,10 +126,17 @@ def _settings(request: Request) -> tuple[Folder | None, Path | None, dict[str, A
     if earlier is None:
         return folder, None, settings
     before = checkpoint.load_manifest(earlier, resume=True).get("job", {})
+    usual = make_job({name: value for name, value in before.items() if name in FIELDS}).learning_rate()
     for name, value in make_job(settings).as_dict().items():
         if name in settings and name not in FREE_ON_RESUME and name in before and before[name] != value:
+            wanted = before[name]
+            if name == "rate" and not wanted and not before.get("scale_rate"):
+                wanted = usual  # 0 is the default of the optimiser
+            if value == wanted:
+                settings.pop(name)
+                continue
             raise UsageError(
-                f"{name}: got {value!r}, expected {before[name]!r} as at the start of the run in {folder.path}; "
+                f"{name}: got {value!r}, expected {wanted!r} as at the start of the run in {folder.path}; "
                 "for a new run, name another folder: `out=DIR`"
             )
     _check_code(request, settings, before, earlier)

@@ -183,14 +183,16 @@ def _asked(env: Mapping[str, str], names: Iterable[str]) -> tuple[int, str]:
 
 
 def warning(cores_on_node: int, local_ranks: int, threads: Threads) -> str | None:
-    """A sentence for the user if the ranks of a node run more threads than it has cores; else None."""
+    """A sentence for the user if the ranks of a node run more threads than it has cores; else None.
+
+    Ranks with one thread each are left to the final table (`mpiddl.rank_count`), which says what they cost.
+    """
     most = max(threads.blas, threads.numba)
-    if local_ranks * most <= cores_on_node:
+    if local_ranks * most <= cores_on_node or most == 1:
         return None
-    fewer = "start fewer ranks on each node" if most == 1 else "use fewer threads in each rank"
     return (
         f"threads: {local_ranks} ranks x {most} threads ({threads.source}) on {cores_on_node} cores: they share "
-        f"cores, and waiting ranks slow down the others; {fewer}"
+        "cores, and waiting ranks slow down the others; use fewer threads in each rank"
     )
 
 

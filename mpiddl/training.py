@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -60,6 +61,11 @@ class Result:
     summary: dict[str, Any]
     history: list[dict[str, Any]]
     rank: int
+
+    def __repr__(self) -> str:
+        """The strategy, the steps and the result of the test rows; not the parameters."""
+        told = {name: self.summary.get(name) for name in ("strategy", "ranks", "steps", "test_accuracy", "test_loss")}
+        return f"Result({', '.join(f'{name}={value!r}' for name, value in told.items() if value is not None)})"
 
     @public
     def predict(self, x: np.ndarray) -> np.ndarray:
@@ -215,8 +221,12 @@ def _run(link: Any, control: Any, session: Session) -> Result:
     watch = Watch(control, session.job, session.model, session.strategy, session.plan, metrics, session.validation_rows,
                   folder.checkpoints if folder else None, session.about, show, keep,
                   begun=step_of(earlier.path) if earlier else None)
+    begun, updates = crc32(state.params.flat.data), state.updates
     try:
         loop(link, session.model, session.optimiser, session.strategy, session.plan, state, watch, _pace(link, session.job))
+        if state.updates > updates and crc32(state.params.flat.data) == begun:
+            shown.say(f"{state.updates - updates} updates changed no parameter. An optimiser of your own must change params "
+                      "in place: params -= ...")
         manifest = _finish(link, control, session, state, watch)
         watch.look_back(state)
         splits, hosts = metrics.finish(), metrics.traffic.hosts()

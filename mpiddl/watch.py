@@ -212,11 +212,15 @@ class Watch:
         everyone = self.comm.allgather(mine)
         odd = [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
         if odd:
-            raise MismatchError(
-                f"step {state.index}: the parameters of ranks {odd[:8]} differ from those of rank 0, but with "
-                f"strategy {type(self.strategy).__name__} they must be equal on every rank. A possible cause is a model or an "
-                "optimiser that draws random numbers or depends on the rank"
-            )
+            name, own = type(self.strategy).__name__, not type(self.strategy).__module__.startswith("mpiddl.")
+            remedy = "A possible cause is a model or an optimiser that draws random numbers or depends on the rank"
+            if own:
+                remedy = (f"If ranks may differ, set replicated = False in {name}; otherwise combine and mix must have "
+                          "the same result on every rank")
+            error = MismatchError(f"step {state.index}: the parameters of ranks {odd[:8]} differ from those of rank 0, but "
+                                  f"with strategy {name} they must be equal on every rank. {remedy}")
+            error.exit_code = 1
+            raise error
 
 
 def consensus(comm: Comm, model: Any, strategy: Strategy, state: State) -> FlatBuffer:

@@ -45,7 +45,7 @@ def test_an_unknown_name_lists_where_was_looked_and_what_is_near(folder):
         open_data("sett", ["/no/such/place", folder])
     for part in ("'sett'", "'digits'", "/no/such/place/sett", str(folder / "sett"), "did you mean set?"):
         assert part in str(caught.value)
-    with pytest.raises(UsageError, match=r"no search path is set\); did you mean digits\?"):
+    with pytest.raises(UsageError, match=r"no search path is set: MPIDDL_DATA\); did you mean digits\?"):
         open_data("digit")
     with pytest.raises(UsageError, match=f"did you mean {folder}/mine.npz"):
         open_data(folder / "mine.npy")

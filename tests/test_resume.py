@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 import mpiddl
 from mpiddl.checkpoint import complete
 from mpiddl.cli import main
 from mpiddl.cli.flags import in_flags
-from mpiddl.errors import CheckpointError, UsageError
+from mpiddl.errors import CheckpointError, DataError, ShapeError, UsageError
 from mpiddl.folder import Folder
+from mpiddl.inference import predict_run
+from mpiddl.job import read_job_file
 from mpiddl.transport import uncaught
 
 pytestmark = pytest.mark.no_mpi
@@ -76,6 +79,33 @@ def test_what_is_only_called_like_a_checkpoint_is_none(tmp_path):
     damage(newest)
     newest.rename(newest.with_name("step-00000012.bad"))
     assert mpiddl.load(tmp_path).about["step"] == 8
+
+
+def test_the_usual_rate_may_be_named(tmp_path):
+    mpiddl.train("mlp", "digits", out=tmp_path, **SHORT)
+    mpiddl.train("mlp", "digits", out=tmp_path, resume=True, rate=0.05, **SHORT | {"max_steps": 13})
+    with pytest.raises(UsageError, match=r"rate: got 0.1, expected 0.05 as at the start"):
+        mpiddl.train("mlp", "digits", out=tmp_path, resume=True, rate=0.1, **SHORT | {"max_steps": 14})
+
+
+def test_the_job_file_of_a_run_with_objects_is_not_another_run(tmp_path):
+    data = np.random.default_rng(0).random((100, 64)), np.arange(100) % 10
+    mpiddl.train(mpiddl.MLP((64, 10)), data, out=tmp_path, **SHORT)
+    with pytest.raises(UsageError, match="an object of a program"):
+        mpiddl.train(**read_job_file(tmp_path / "job.toml"))
+
+
+def test_rows_of_a_file_that_do_not_fit_are_told_with_their_shape(tmp_path):
+    mpiddl.train("mlp", "digits", out=tmp_path / "run", **SHORT)
+    np.save(tmp_path / "x.npy", np.zeros((10, 4)))
+    with pytest.raises(ShapeError, match=r"^rows: .*x.npy: got shape \(10, 4\), expected \(n, 64\)"):
+        predict_run(tmp_path / "run", f"{tmp_path / 'x.npy'}", tmp_path / "out.npy")
+    x = np.zeros((70_000, 64), np.float32)
+    x[69_999, 5] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(DataError, match="got nan in row 69999, column 5"):
+        predict_run(tmp_path / "run", f"{tmp_path / 'x.npy'}", tmp_path / "out.npy")
+    assert not (tmp_path / "out.npy").exists()
 
 
 def test_a_step_without_a_checkpoint(tmp_path):

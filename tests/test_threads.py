@@ -165,7 +165,8 @@ def test_the_user_decides(wanted, env, chosen):
     [
         (8, 2, Threads(4, 4, ""), False),
         (8, 2, Threads(4, 5, ""), True),
-        (2, 4, Threads(1, 1, ""), True),
+        (2, 4, Threads(1, 1, ""), False),  # the final table says so
+        (2, 4, Threads(2, 1, ""), True),
     ],
 )
 def test_warning_when_threads_exceed_cores(cores, ranks, chosen, too_many):

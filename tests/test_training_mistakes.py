@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from mpi4py import MPI
 
 import mpiddl
 from mpiddl import checkpoint
-from mpiddl.errors import CommError, ConvergenceError, MismatchError, MpiddlError, ShapeError, UsageError
+from mpiddl.errors import CommError, ConvergenceError, DataError, MismatchError, MpiddlError, ShapeError, UsageError
 from mpiddl.folder import Folder
 from mpiddl.optim import SGD
-from mpiddl.strategies import AllReduce, Strategy, chain, describe
+from mpiddl.strategies import AllReduce, Combined, Strategy, chain, describe
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
@@ -166,7 +167,55 @@ def test_predictions_that_are_not_one_a_row(returned, shown):
         result.predict(X)
 
 
+def test_rows_that_are_not_finite_are_not_predicted():
+    result = mpiddl.train("mlp", "digits", epochs=0, quiet=True)
+    x = np.zeros((5, 64))
+    for value, came in (np.nan, "nan"), (np.inf, "inf"), (1e300, "1e\\+300"):
+        x[2, 3] = value
+        said = rf"^x: got {came} in row 2, column 3, expected finite numbers of float32"
+        for call in (result.predict, result.outputs):
+            with warnings.catch_warnings(action="ignore"), pytest.raises(DataError, match=said):
+                call(x)
+
+
+def test_updates_that_change_nothing_are_told(capsys):
+    class Rebinding(SGD):
+        def update(self, params, grad, moments, rate, scale=1.0, step=0):
+            params = params - rate * scale * grad
+
+    said = "updates changed no parameter. An optimiser of your own must change params in place"
+    mpiddl.train(Linear(), (X, Y), optimiser=Rebinding(), **QUICK | {"quiet": False})
+    assert f"10 {said}" in capsys.readouterr().err
+    mpiddl.train(Linear(), (X, Y), **QUICK | {"quiet": False})
+    assert said not in capsys.readouterr().err
+
+
+def test_ranks_of_an_own_strategy_that_drift_apart():
+    class Drifting(Strategy):
+        def __init__(self):
+            self.factor, self._kept = 0.5, 3
+
+        def combine(self, comm, state, grad, replica, step):
+            return Combined(grad, step.count, state)
+
+    assert describe(Drifting()).endswith("Drifting(factor=0.5)")
+
+    def program(comm):
+        with pytest.raises(MismatchError, match="set replicated = False in Drifting; otherwise combine") as caught:
+            mpiddl.train(Linear(), (X, Y), comm=comm, strategy=Drifting(), **QUICK)
+        assert caught.value.exit_code == 1
+
+    virtual.run(2, program)
+
+
+def test_a_result_is_shown_without_its_parameters():
+    shown = repr(mpiddl.train(Linear(), (X, Y), **QUICK))
+    assert shown.startswith("Result(strategy='AllReduce()', ranks=1, steps=10, test_loss=") and len(shown) < 100
+
+
 def test_a_strategy_that_is_none():
+    with pytest.raises(UsageError, match=r"strategy: got the class AllReduce, expected an object of this class: AllReduce\("):
+        mpiddl.train(Linear(), (X, Y), strategy=AllReduce, **QUICK)
     with pytest.raises(UsageError, match="strategy: got int"):
         mpiddl.train(Linear(), (X, Y), strategy=3, **QUICK)
 

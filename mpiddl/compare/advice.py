@@ -259,4 +259,5 @@ def _budget(grid: Grid, there: list[Entry]) -> list[str]:
 def _simulated(grid: Grid, simulated: bool) -> list[str]:
     job = grid.shared_job()
     return [f"Seconds are simulated: {job.step_seconds:g} s for a step of a worker, {job.message_seconds:g} s for a message of "
-            "any size. They show which ranks wait for which, not the speed of your network."] if simulated else []  # fmt: skip
+            "any size. They show which ranks wait for which, not the speed of your network. The settings step_seconds and "
+            "message_seconds in [train] change them."] if simulated else []  # fmt: skip

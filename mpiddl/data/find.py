@@ -76,7 +76,7 @@ def _locate(name: str, search: Sequence[Path]) -> Path:
     raise UsageError(
         f"data: got {name!r}, expected the built-in data set {BUILT_IN!r}, or an existing file or folder: "
         f"{' or '.join(map(str, places))}"
-        f"{'' if search else ' (no search path is set)'}{hint}"
+        f"{'' if search else ' (no search path is set: MPIDDL_DATA)'}{hint}"
     )
 
 

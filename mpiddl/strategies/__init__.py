@@ -116,6 +116,8 @@ def make_strategy(spec: str | Strategy) -> Strategy:
     LocalSGD(period=4)
     """
     found = _named(spec) if isinstance(spec, str) else spec
+    if isinstance(found, type):
+        raise UsageError(f"strategy: got the class {found.__name__}, expected an object of this class: {found.__name__}(...)")
     if not isinstance(found, Strategy):
         raise UsageError(f"strategy: got {type(found).__name__}, expected a name or an object of mpiddl.strategies.Strategy")
     return found

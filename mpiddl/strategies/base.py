@@ -183,7 +183,10 @@ class Strategy:
     optimisers: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"{type(self).__qualname__}()"
+        """The class, and those of its attributes that are numbers, words or None."""
+        plain = {name: value for name, value in vars(self).items() if isinstance(value, (bool, int, float, str, type(None)))}
+        told = ", ".join(f"{name}={value!r}" for name, value in plain.items() if not name.startswith("_"))
+        return f"{type(self).__qualname__}({told})"
 
     def resolve(self, comm: Comm) -> tuple[Strategy, str]:
         """Return the strategy to run on these ranks, by default this one, and a sentence for the user or "".

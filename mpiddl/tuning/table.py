@@ -166,7 +166,7 @@ def write_table(path: Path, table: Table) -> None:
     UsageError
         The folder cannot be written to.
     """
-    with writing(path, UsageError):
+    with writing(path, UsageError, "; name another file with --out FILE"):
         path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f"{path.name}.{os.getpid()}.writing")
