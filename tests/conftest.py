@@ -100,13 +100,13 @@ def _is_chosen(item: pytest.Item, option: Any) -> bool:
 
 
 def _tier(item: pytest.Item, again: bool) -> str:
-    """A job that one rank starts is for one library; ranks to which the library makes no difference are 2 of one, 3 of the
-    other."""
+    """A job that one rank starts is for one library; ranks to which the library makes no difference are 2 and 4 of one, 3 of
+    the other, and elsewhere only where they are asked for."""
     marks = {mark.name for mark in item.iter_markers()}
     starts = not STARTING.isdisjoint(getattr(item, "fixturenames", ()))
-    several = WORLD.size > 1 and "no_mpi" in marks
-    elsewhere = several and WORLD.size != (3 if again else 2)
-    return "more" if "more" in marks or (again and starts) or elsewhere else "test"
+    if WORLD.size > 1 and "no_mpi" in marks and WORLD.size != (3 if again else 2):
+        return "more" if WORLD.size == 4 and not again else "all"
+    return "more" if "more" in marks or (again and starts) else "test"
 
 
 def _belongs(item: pytest.Item) -> bool:

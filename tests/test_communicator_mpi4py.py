@@ -57,7 +57,7 @@ def test_nor_by_the_calls_that_are_the_librarys(mpirun, suite, ranks):
 
 
 @pytest.mark.limit(1200)
-@pytest.mark.parametrize(("ranks", "forced"), [more(3, "two-step"), more(4, "read"), more(3, "ring"), (2, "doubling")])
+@pytest.mark.parametrize(("ranks", "forced"), [more(3, "two-step"), more(2, "read"), more(3, "ring"), (2, "doubling")])
 def test_nor_where_every_call_is_ours(mpirun, suite, ranks, forced):
     check(mpirun, suite, ranks, forced, TAKEN_OVER[:2], least=140)
 
