@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from test_collectives import LAYOUTS, REAL, placed
+from harness.reductions import LAYOUTS, REAL, placed
 
 from mpiddl.arena import Arena
 from mpiddl.errors import CommError, UsageError

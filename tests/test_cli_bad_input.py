@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from harness.jobs import Finished
+from harness.jobs import Finished, expect
 from harness.tiers import more
 
 import mpiddl
@@ -44,14 +44,6 @@ def idx_folder(folder, name="", content=b""):
         if content is not None or file != name:
             (folder / file).write_bytes(good)
     return folder
-
-
-def expect(done, code, *words):
-    assert done.returncode == code, done.stderr
-    for word in words:
-        assert done.stderr.count(word) == 1, (word, done.stderr)
-    assert done.stderr.count("mpiddl: error") == 1, done.stderr
-    assert "Traceback" not in done.stderr and "Traceback" not in done.stdout
 
 
 def array_folder(folder, **arrays):

@@ -7,8 +7,8 @@ import os
 import sys
 
 import pytest
+from harness.lone_rank import Rank
 from harness.sources import modules
-from test_uncaught import Rank
 
 import mpiddl
 from mpiddl.cli.commands import mpiddl as commands

@@ -2,85 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
+from harness.reductions import ALGORITHMS, LAYOUTS, OPS, REAL, fold, given, lengths, ops, placed, real_nodes, rough
 
-from mpiddl.collectives import allreduce, allreduce_ring, calls
+from mpiddl.collectives import allreduce, allreduce_ring
 from mpiddl.collectives import allreduce_doubling as doubling
 from mpiddl.collectives.allreduce_two_step import allreduce_two_step, staged
 from mpiddl.collectives.base import COMBINE
 from mpiddl.collectives.wire import wire
 from mpiddl.transport import virtual
-from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, REDUCED, SUM
+from mpiddl.transport.base import IN_PLACE, MAX, REDUCED, SUM
 
 pytestmark = pytest.mark.no_mpi
-
-ALGORITHMS = ["auto", *calls.ALLREDUCE]
-OPS = [SUM, MIN, MAX, PROD]
-
-LAYOUTS = {
-    "1": [0],
-    "2": [0, 0],
-    "1+1": [0, 1],
-    "3": [0, 0, 0],
-    "2+1": [0, 0, 1],
-    "5": [0] * 5,
-    "2+2 in turn": [0, 1, 0, 1],
-    "2+3": [0, 0, 1, 1, 1],
-    "1+4 mixed": [4, 4, 9, 4, 4],
-    "1+1+1+1+1+1": list(range(6)),
-    "3+3 in turn": [7, 5] * 3,
-    "4+4+4": [rank // 4 for rank in range(12)],
-    "5+5+6 in turn": [rank % 3 for rank in range(16)],
-}
-"""On which node each virtual rank is."""
-
-
-def real_nodes(size):
-    """The same for real ranks, which are on one machine but need not know it."""
-    half = (size + 1) // 2
-    return {
-        "one": [0] * size,
-        "own": list(range(size)),
-        "halves": [rank // half for rank in range(size)],
-        "in turn": [rank % 2 for rank in range(size)],
-        "uneven": [min(rank, 1) for rank in range(size)],
-    }
-
-
-REAL = list(real_nodes(1))
-
-
-def placed(link, layout):
-    """A duplicate of a real communicator whose ranks believe to be on these nodes."""
-    own = link.Dup()
-    own.nodes = lambda: real_nodes(link.size)[layout]
-    return own
-
-
-def given(rank, n, dtype):
-    """What a rank contributes: numbers whose sums and products are exact, in any order."""
-    rng = np.random.default_rng([rank, n])
-    values = rng.choice([-1, 1, 2], n)
-    if np.dtype(dtype).kind == "c":
-        values = values * np.array([1, 1j, -1, -1j])[rng.integers(0, 4, n)]
-    return values.astype(dtype)
-
-
-def fold(size, n, dtype, op):
-    """The oracle: all ranks' contributions combined by numpy, in rank order."""
-    return functools.reduce(COMBINE[op], [given(rank, n, dtype) for rank in range(size)])
-
-
-def lengths(size):
-    return dict.fromkeys([0, 1, size - 1, size, size + 1, 1000])
-
-
-def ops(dtype):
-    return [SUM, PROD] if np.dtype(dtype).kind == "c" else OPS
-
 
 def check_calls(comm, algorithm, dtypes, sizes, chosen=OPS):
     """Every dtype, op and length, in place and not."""
@@ -134,11 +68,6 @@ def test_long_arrays_of_real_ranks_against_the_library(link, layout, algorithm):
     link.Allreduce(mine, wanted)
     allreduce(comm, mine, total, algorithm=algorithm)
     np.testing.assert_array_equal(total, wanted)
-
-
-def rough(rank, n=3001):
-    """Numbers whose sum depends on the order of adding."""
-    return (np.random.default_rng(rank).standard_normal(n) * 10.0 ** (np.arange(n) % 7)).astype(np.float32)
 
 
 def check_bits(comm, algorithm):

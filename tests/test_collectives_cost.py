@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from test_collectives import LAYOUTS, placed
+from harness.reductions import LAYOUTS, placed
 
 from mpiddl import collectives
 from mpiddl.collectives import TwoStep, allreduce, barrier, broadcast, iallreduce, reduce, reduce_scatter

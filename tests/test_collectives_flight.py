@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from test_collectives import ALGORITHMS, LAYOUTS, REAL, fold, given, placed
+from harness.reductions import ALGORITHMS, LAYOUTS, REAL, fold, given, placed
 
 from mpiddl import collectives
 from mpiddl.collectives import TwoStep, allreduce, calls, iallreduce, ibarrier, ibroadcast, ireduce, ireduce_scatter, progress

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from test_collectives import LAYOUTS, REAL, fold, given, lengths, ops, placed
+from harness.reductions import LAYOUTS, REAL, fold, given, lengths, ops, placed
 
 from mpiddl.collectives import allgather, barrier, broadcast, calls, reduce, reduce_scatter, ring
 from mpiddl.collectives.allgather_ring import allgather_ring

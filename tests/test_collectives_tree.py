@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_collectives import LAYOUTS, REAL, given, placed, rough
+from harness.reductions import LAYOUTS, REAL, given, placed, rough, serial
 
 from mpiddl.collectives import TreeSum, allreduce
 from mpiddl.collectives.allreduce_tree import add_up, allreduce_tree, branches, exchange, kept_plan, levels
-from mpiddl.collectives.base import COMBINE
 from mpiddl.collectives.wire import wire
 from mpiddl.errors import CommError, MismatchError, UsageError
 from mpiddl.topology import Topology
@@ -26,16 +25,6 @@ PLACES = {name: LAYOUTS[name] for name in ("1", "2", "1+1", "3", "2+1", "5", "2+
     "2+2+2+1": [0, 0, 1, 1, 2, 2, 3],
     "4+4+2": [0] * 4 + [1] * 4 + [2] * 2,
 }
-
-
-def serial(parts, op=SUM):
-    """The oracle: split at the largest power of two below the number of parts."""
-    if len(parts) == 1:
-        return parts[0]
-    half = 1
-    while 2 * half < len(parts):
-        half *= 2
-    return COMBINE[op](serial(parts[:half], op), serial(parts[half:], op))
 
 
 def roughly(rank, n, dtype):

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from test_collectives import LAYOUTS, OPS, REAL, fold, given, placed, rough
+from harness.reductions import LAYOUTS, OPS, REAL, fold, given, placed, rough
 
 from mpiddl.collectives import TwoStep, allreduce
 from mpiddl.errors import CommError, MismatchError, ShapeError, UsageError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness.comparisons import FACTS, TRAIN, grid_of
-from test_uncaught import Rank
+from harness.lone_rank import Rank
 
 from mpiddl.cli import main
 from mpiddl.compare.advice import advise

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from test_strategies_clients import JOB, weights
+from harness.short_runs import JOB, weights
 
 import mpiddl
 import mpiddl.models

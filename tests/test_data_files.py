@@ -8,6 +8,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from harness.data_sources import check_source, rng
 
 from mpiddl.data import ShardedRows, open_data
 from mpiddl.errors import DataError, UsageError
@@ -16,10 +17,6 @@ from mpiddl.layout import Layout
 pytestmark = pytest.mark.no_mpi
 
 RECORD = 3073
-
-
-def rng():
-    return np.random.default_rng(0)
 
 
 def write(path, content):
@@ -53,24 +50,6 @@ def write_cifar(folder, end="", batches=(1, 2), rows=7):
         write(folder / f"data_batch_{number}.bin{end}", part.tobytes())
     write(folder / f"test_batch.bin{end}", records[:3].tobytes())
     return records
-
-
-def pair(n=40, dtype="float32"):
-    return rng().normal(size=(n, 2, 3)).astype(dtype), np.arange(n) % 4
-
-
-def check_source(source, x, y):
-    """A source has these rows, whole and in ranges."""
-    x = x.reshape(len(x), -1)
-    assert source.n == len(x)
-    for ranges in ([range(len(x))], [range(1, 3), range(3, 3), range(5, 12), range(len(x) - 1, len(x))], []):
-        parts = source.read(ranges)
-        assert len(parts) == len(ranges)
-        for rows, (got, labels) in zip(ranges, parts, strict=True):
-            np.testing.assert_array_equal(got, x[rows.start : rows.stop])
-            np.testing.assert_array_equal(labels, y[rows.start : rows.stop])
-            assert got.flags.c_contiguous
-            assert got.flags.aligned
 
 
 # --- idx

@@ -6,7 +6,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from test_data_files import check_source, pair, rng
+from harness.data_sources import check_source, pair, rng
 
 from mpiddl.data import ShardedRows, open_data
 from mpiddl.errors import DataError

@@ -19,7 +19,6 @@ from mpiddl.decomposition import PCA, TruncatedSVD
 pytestmark = pytest.mark.no_mpi
 
 
-
 @pytest.mark.mpi
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("solver", ["auto", *SOLVERS])

@@ -13,7 +13,6 @@ from mpiddl.errors import MismatchError, MpiddlError
 pytestmark = pytest.mark.no_mpi
 
 
-
 @pytest.mark.mpi
 def test_sparse_rows_that_make_no_sense(comm):
     x = scipy.sparse.csr_array(np.eye(30))

@@ -10,7 +10,7 @@ import struct
 import numpy as np
 import pytest
 import scipy.sparse
-from harness.matrices import exact, rows_of_all
+from harness.matrices import exact, rows_of_all, write_hdf5
 
 from mpiddl.cli import main
 from mpiddl.data.matrix import open_matrix
@@ -32,12 +32,6 @@ def write_packed(path, x):
 
 def write_sparse(path, x):
     scipy.sparse.save_npz(path, scipy.sparse.csr_array(x))
-
-
-def write_hdf5(path, x):
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(path, "w") as file:
-        file["group/x"] = x
 
 
 FORMS = {

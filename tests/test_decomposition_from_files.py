@@ -7,9 +7,8 @@ import json
 import numpy as np
 import pytest
 import scipy.io
-from harness.matrices import exact, rows_of_all
+from harness.matrices import exact, rows_of_all, write_hdf5
 from mpiddl.kernels.normal_product import BLOCK
-from test_decomposition_files import write_hdf5
 
 from mpiddl.data.matrix import open_matrix
 from mpiddl.decomposition import PCA, file_rows

@@ -18,7 +18,6 @@ from mpiddl.transport import virtual
 pytestmark = pytest.mark.no_mpi
 
 
-
 @pytest.mark.mpi
 @pytest.mark.parametrize("solver", ["subsample", "vr", "krylov"])
 @pytest.mark.parametrize("tol", [1e-2, 1e-5, 1e-9])

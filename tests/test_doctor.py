@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from harness.examined import EXAMINE, read
 
 from mpiddl import doctor, probes
 from mpiddl.finding import Finding, spell, worst
@@ -20,16 +20,6 @@ needs_other = pytest.mark.skipif(
 )
 LOCAL = ["versions", "BLAS", "numba cache", "free space", "MPI library", "launcher"]
 ALL = LOCAL + list(probes.PROBES)
-
-# What `mpiddl doctor` does, with JSON instead of a table.
-EXAMINE = """
-import dataclasses, json, os, sys
-from mpiddl import doctor, launch
-findings = doctor.run()
-if not launch.promise(os.environ).rank:
-    print(json.dumps([dataclasses.asdict(finding) for finding in findings]), flush=True)
-sys.exit(any(finding.ok is False for finding in findings))
-"""
 
 # A rank that fails alone in a probe, or never comes, and another that waits for it. MPICH's launcher now and then does not
 # notice that a rank has ended; so the other one does not sleep for longer than a test may take.
@@ -64,12 +54,6 @@ import os, time
 from mpiddl import doctor
 time.sleep(40) if os.environ[{rank!r}] == "1" else doctor.run(limit_s=1.5)
 """
-
-
-def read(finished):
-    """The findings that the one speaking process printed, by name."""
-    (line,) = [line for line in finished.stdout.splitlines() if line.startswith("[{")]
-    return {each["name"]: Finding(**each) for each in json.loads(line)}
 
 
 def test_alone(command):

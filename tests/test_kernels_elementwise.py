@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_kernels_dense import blank, draw, each_dtype, guarded, intact
+from harness.kernel_calls import blank, digest_elementwise, draw, each_dtype, guarded, intact, labels_for, softmax_cross_entropy
 
 from mpiddl import kernels
 
@@ -20,17 +19,6 @@ SHAPES = [(0, 3), (1, 1), (1, 10), (2, 2), (3, 7), (7, 15), (15, 16), (16, 17), 
 each_shape = pytest.mark.parametrize(("n", "c"), SHAPES)
 
 
-def labels_for(n, c):
-    return guarded(np.random.default_rng([n, c]).integers(0, c, n))
-
-
-def softmax_cross_entropy(logits, labels, delta=None):
-    delta = blank(logits.shape, logits.dtype) if delta is None else delta
-    loss, correct, bad = kernels.softmax_cross_entropy(logits, labels, delta)
-    assert intact(logits, labels, delta)
-    return loss, correct, bad, delta
-
-
 def by_formula(logits, labels):
     z = logits.astype(np.float64)
     rows, z = np.arange(len(z)), z - z.max(1, keepdims=True, initial=-np.inf)
@@ -38,14 +26,6 @@ def by_formula(logits, labels):
     delta = np.exp(z) / total[:, None]
     delta[rows, labels] -= 1
     return math.fsum(np.log(total) - z[rows, labels]), int((logits.argmax(1) == labels).sum()), delta
-
-
-def digest(dtype):
-    """A fingerprint of these kernels' results."""
-    logits = draw(dtype, 33, 45)
-    loss, _, _, delta = softmax_cross_entropy(logits, labels_for(33, 45))
-    sums = np.array([loss, kernels.sum_squares(logits.ravel()), kernels.squared_error(logits, delta, blank((33, 45), dtype))])
-    return hashlib.sha256(delta.tobytes() + sums.tobytes()).hexdigest()
 
 
 @each_dtype
@@ -161,7 +141,7 @@ def test_the_sum_of_squares_is_exact_to_float64(n, dtype):
 
 @each_dtype
 def test_bits_repeat_here_and_in_another_process(command, dtype):
-    own = digest(dtype)
-    assert digest(dtype) == own
-    code = f"import test_kernels_elementwise as t; print(t.digest('{dtype}'))"
+    own = digest_elementwise(dtype)
+    assert digest_elementwise(dtype) == own
+    code = f"import test_kernels_elementwise as t; print(t.digest_elementwise('{dtype}'))"
     assert command(sys.executable, "-c", code, cwd=Path(__file__).parent).stdout.strip() == own

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.sparse
+from harness.kernel_calls import blank, close, draw, guarded, intact
 from mpiddl.kernels.correction_steps import correction_steps, steps_scratch
 from mpiddl.kernels.normal_product import BLOCK, FLUSH, normal_product, normal_scratch, padded_columns
 from mpiddl.kernels.sparse_product import sparse_moments, sparse_product, sparse_scratch
-from test_kernels_dense import blank, close, draw, guarded, intact
 
 pytestmark = pytest.mark.no_mpi
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.kernel_calls import digest_dense as dense
+from harness.kernel_calls import digest_elementwise as elementwise
 from llvmlite import binding
-from test_kernels_dense import digest as dense
-from test_kernels_elementwise import digest as elementwise
 
 pytestmark = pytest.mark.no_mpi
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from harness.launchers import MPICH_LIBRARY, OMPI_LIBRARY, OPEN_MPI_RANK
 
 from mpiddl import launch
 from mpiddl.launch import HYDRA, NONE, OPEN_MPI, PMI, PMIX, SRUN, Promise, check, promise
@@ -43,13 +44,6 @@ STEP_OF_ONE = STEP | {
     "SLURM_STEP_TASKS_PER_NODE": "1",
     "SLURM_PROCID": "0",
     "SLURM_NODEID": "0",
-}
-OPEN_MPI_RANK = {
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "PMIX_NAMESPACE": "prterun-h1-45@1",
-    "PMIX_RANK": "3",
 }
 HYDRA_RANK = {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1", "PMI_FD": "6", "PMI_RANK": "3", "PMI_SIZE": "4"}
 # Hydra starts its proxies, one a node, with srun, so that its ranks carry a step of two tasks.
@@ -105,11 +99,6 @@ SEEN = {
     ),
 }
 
-OMPI_LIBRARY = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11\x00"
-MPICH_LIBRARY = (
-    "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\n"
-    "MPICH configure:    --with-device=ch4:ucx,ofi --with-pm=hydra:gforker\n"
-)
 MPICH_PMIX_LIBRARY = MPICH_LIBRARY.replace("--with-pm=", "--with-pmix=/usr --with-pm=")
 INTEL_LIBRARY = "Intel(R) MPI Library 2021.10 for Linux* OS\n"
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from harness import jobs
-from test_doctor import EXAMINE, read
+from harness.examined import EXAMINE, read
 
 from mpiddl import doctor
 from mpiddl import launch_line as lines

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from harness.models import each_model, gradient_of, loss_of, params_of, rows_for
 
 from mpiddl.errors import DataError, ShapeError, UsageError
 from mpiddl.memory import FlatBuffer
@@ -15,44 +16,7 @@ from mpiddl.models import MLP, Score, Softmax, gradcheck
 
 pytestmark = pytest.mark.no_mpi
 
-MODELS = [
-    Softmax(5, 3),
-    MLP((4, 1), loss="squared-error"),
-    MLP((7, 16, 3)),
-    MLP((6, 9, 17, 4), activation="tanh"),
-    MLP((3, 33, 5), activation="tanh", loss="squared-error", initialisation="glorot"),
-    MLP((20, 31, 15, 7, 2), loss="squared-error"),
-]
-
-each_model = pytest.mark.parametrize("model", MODELS, ids=str)
 each_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
-
-
-def rows_for(model, n, dtype="float64", seed=0):
-    rng = np.random.default_rng([seed, n])
-    x = rng.normal(size=(n, model.sizes[0])).astype(dtype)
-    if model.loss == "cross-entropy":
-        return x, rng.integers(0, model.sizes[-1], n)
-    return x, rng.normal(size=(n, model.sizes[-1])).astype(dtype)
-
-
-def params_of(model, dtype="float64"):
-    """Parameters with biases that are not zero."""
-    rng, buffer = np.random.default_rng(1), FlatBuffer(model.shapes, dtype)
-    model.init(buffer.views, rng)
-    buffer.flat += rng.normal(0, 0.1, buffer.flat.shape).astype(dtype)
-    return buffer
-
-
-def gradient_of(model, params, x, y, **keywords):
-    """(what `gradient` returned, the flat gradient), written over NaN."""
-    grad = FlatBuffer(model.shapes, params.dtype)
-    grad.flat[:] = np.nan
-    return model.gradient(params.views, x, y, grad.views, **keywords), grad.flat
-
-
-def loss_of(result):
-    return result.loss if isinstance(result, Score) else result
 
 
 def by_formula(model, params, x, y):

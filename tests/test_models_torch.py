@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_models import MODELS, each_model, gradient_of, loss_of, params_of, rows_for
+from harness.models import MODELS, each_model, gradient_of, loss_of, params_of, rows_for
 
 from mpiddl.optim import SGD, Adam, AdamW
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from test_kernels_dense import guarded, intact
+from harness.kernel_calls import guarded, intact
 
 from mpiddl.errors import ShapeError, UsageError
 from mpiddl.memory import ALIGNMENT

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.jobs import Finished
-from test_cli_bad_input import expect
+from harness.jobs import Finished, expect
 
 import mpiddl
 from mpiddl import checkpoint

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness import jobs
-from test_collectives_tree import serial
+from harness.reductions import serial
 
 import mpiddl
 from mpiddl.cli import main

@@ -6,8 +6,8 @@ import os
 import sys
 
 import pytest
+from harness.launchers import MPICH_LIBRARY, OMPI_LIBRARY, OPEN_MPI_RANK
 from mpi4py import MPI
-from test_launch import MPICH_LIBRARY, OMPI_LIBRARY, OPEN_MPI_RANK
 
 from mpiddl.transport.start import environment_trouble
 

@@ -9,6 +9,7 @@ import pytest
 from clients.bucketed import Bucketed
 from clients.gossip import Gossip
 from clients.served import Served
+from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 
 import mpiddl
 from mpiddl.strategies import AllReduce, Delayed, Hierarchical, LocalSGD, Replica, Step, Strategy, chain
@@ -16,20 +17,7 @@ from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
 
-JOB = {"epochs": 3, "batch": 60, "rate": 0.02, "log_every": 7, "quiet": True, "dtype": "float64"}
 ALL = [AllReduce(), LocalSGD(3), Bucketed(), Delayed(2), Hierarchical(4, 2), Served(), Gossip(), chain(LocalSGD(4), Delayed(1))]
-
-
-def weights(result):
-    return np.concatenate([array.ravel() for array in result.params.values()])
-
-
-def on_virtual_ranks(size, strategy, **settings):
-    return virtual.run(size, lambda comm: mpiddl.train("mlp", "digits", comm=comm, strategy=strategy, **{**JOB, **settings}))
-
-
-def distance(a, b):
-    return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
 @pytest.mark.parametrize("size", [2, 5])

@@ -7,11 +7,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from harness.mixing import SIZE, mixed, walks
+from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 from mpiddl.kernels import quantise as quantising
 from mpiddl.kernels.quantise import BLOCK, MIDDLES, add_quantised, quantise
 from numba import typeof
-from test_strategies_clients import JOB, distance, on_virtual_ranks, weights
-from test_strategies_gossip import SIZE, mixed, walks
 
 import mpiddl
 from mpiddl.collectives.mean_quantised import mean_quantised, owned

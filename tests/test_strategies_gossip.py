@@ -6,44 +6,22 @@ import shutil
 
 import numpy as np
 import pytest
-from test_strategies_clients import JOB, distance, on_virtual_ranks, weights
+from harness.mixing import SIZE, mixed, walks
+from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 
 import mpiddl
 from mpiddl.errors import UsageError
-from mpiddl.strategies import Elastic, ElasticAdaptive, Gossip, GossipAdaptive, GossipScheduled, Replica, Step, make_strategy
+from mpiddl.strategies import Elastic, ElasticAdaptive, Gossip, GossipAdaptive, GossipScheduled, Step, make_strategy
 from mpiddl.strategies import graphs as of_graphs
 from mpiddl.strategies.triggers import Trigger
-from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
 
-SIZE = 40
 NAMES = ["gossip", "gossip:graph=ring,period=3", "gossip:graph=complete,direction=push,outer=0.4",
          "gossip-scheduled:share=0.3", "gossip-adaptive:theta=0.01,direction=push",
          "gossip-adaptive:traffic=0.2,tensors=1", "elastic:period=4", "elastic-adaptive:theta=0.02",
          "gossip-adaptive:graph=ring,trigger=norm,threshold=slope,theta=3,tensors=1"]  # fmt: skip
 FEW = {**JOB, "max_steps": 25}
-
-
-def mixed(strategy, size, steps, given, tensors=(), moments=()):
-    """Of each rank: parameters after each step, the last ones, model, state, meter; updates are ``given(r, t)``."""
-
-    def program(comm):
-        replica = Replica(given(comm.rank, 0), {name: given(comm.rank, 0) for name in moments}, tensors=tensors)
-        state, seen = strategy.init(comm, replica), []
-        for index in range(steps):
-            replica.params += given(comm.rank, index + 1)
-            state = strategy.mix(comm, state, replica, Step(index, 1, size, 0.1 / (1 + index), steps))
-            seen.append(replica.params.copy())
-        model = strategy.model(comm, state, replica.params)
-        strategy.finish(comm, state, replica)
-        return np.array(seen), replica.params.copy(), model, state, comm.meter
-
-    return virtual.run(size, program)
-
-
-def walks(seed=0, scale=0.1):
-    return lambda rank, step: np.random.default_rng([seed, rank, step]).standard_normal(SIZE) * (scale if step else 1)
 
 
 def sums(size, steps, given):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_strategies_clients import JOB, distance, on_virtual_ranks, weights
+from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 
 import mpiddl
 from mpiddl import checkpoint

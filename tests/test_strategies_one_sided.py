@@ -9,10 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from harness.short_runs import RULES, settings, weights
 from mpi4py import MPI
 from mpiddl.kernels.lock import WORDS, acquire, begin_change, changes, end_change, release, unchanged
-from test_strategies_clients import weights
-from test_strategies_server import RULES, settings
 
 import mpiddl
 from mpiddl.errors import CommError, UsageError

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from test_strategies_clients import JOB, distance, on_virtual_ranks, weights
+from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 
 import mpiddl
 from mpiddl.errors import UsageError

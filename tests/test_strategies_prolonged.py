@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_strategies_clients import JOB, weights
+from harness.short_runs import JOB, weights
 
 import mpiddl
 

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from test_strategies_clients import JOB, distance, weights
+from harness.short_runs import RULES, distance, settings, weights
 
 import mpiddl
 from mpiddl.errors import UsageError
@@ -17,11 +17,6 @@ from mpiddl.transport import virtual
 pytestmark = pytest.mark.no_mpi
 
 TWO_SIDED = "asgd:communication=two-sided"
-RULES = ["asgd", "staleness-aware", "dc-asgd-c", "dc-asgd-a", "dc-asgd-momentum", "dana", "ddc-asgd"]
-
-
-def settings(rule, **more):
-    return {**JOB, "optimiser": "nesterov", "rate": 0.01, "strategy": rule, **more}
 
 
 def simulated(rule, workers, **more):

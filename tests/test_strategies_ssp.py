@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from test_strategies_clients import JOB, distance, weights
+from harness.short_runs import JOB, distance, weights
 
 import mpiddl
 from mpiddl.errors import UsageError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from harness.reductions import REAL, placed, real_nodes
 from hypothesis import given, strategies
-from test_collectives import REAL, placed, real_nodes
 
 from mpiddl.topology import Topology, neighbours
 from mpiddl.transport import virtual

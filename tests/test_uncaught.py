@@ -9,6 +9,7 @@ import traceback
 
 import numpy as np
 import pytest
+from harness.lone_rank import Rank
 from harness.tiers import only
 
 import mpiddl
@@ -254,24 +255,6 @@ def test_the_message_of_a_bug_names_the_ranks():
     bug.ranks = "rank 3"
     assert uncaught.text(bug) == "rank 3 failed:\nKeyError: 'w'"
     assert uncaught.text(CommError("rank 1 failed")) == "rank 1 failed"
-
-
-class Rank:
-    """Rank 1 of 3, whose Abort may return, as Open MPI's, or ``fail``."""
-
-    def __init__(self, fail=None):
-        self.codes, self._fail = [], fail
-
-    def Get_rank(self):
-        return 1
-
-    def Get_size(self):
-        return 3
-
-    def Abort(self, code):
-        self.codes.append(code)
-        if self._fail:
-            raise self._fail
 
 
 @pytest.mark.no_mpi

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from harness.jobs import Finished
-from test_cli_bad_input import expect
+from harness.jobs import Finished, expect
 
 import mpiddl
 from mpiddl.cli import main

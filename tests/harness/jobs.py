@@ -133,3 +133,11 @@ def _marked(mark: str) -> list[int]:
             if wanted in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return found
+
+
+def expect(done, code, *words):
+    assert done.returncode == code, done.stderr
+    for word in words:
+        assert done.stderr.count(word) == 1, (word, done.stderr)
+    assert done.stderr.count("mpiddl: error") == 1, done.stderr
+    assert "Traceback" not in done.stderr and "Traceback" not in done.stdout

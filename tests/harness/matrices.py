@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 SOLVERS = ["gram", "subsample", "vr", "krylov"]
 DTYPES = ["float32", "float64"]
@@ -50,3 +51,9 @@ def check(pca, x, k, dtype, weights=None, near=None):
     sizes = np.sqrt(values * total)
     np.testing.assert_allclose(pca.singular_values_, sizes[:k], rtol=near, atol=near * sizes[0])
     assert pca.components_.dtype == pca.mean_.dtype == dtype
+
+
+def write_hdf5(path, x):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        file["group/x"] = x
