@@ -63,7 +63,8 @@ def test_rows_of_any_file(form, dtype, tmp_path):
 def test_rows_of_mnists_format(packed, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (9, 3, 4), np.uint8)
     path = tmp_path / f"train-images-idx3-ubyte{'.gz' * packed}"
-    (gzip.open if packed else open)(path, "wb").write(struct.pack(">4I", 0x803, 9, 3, 4) + images.tobytes())
+    content = struct.pack(">4I", 0x803, 9, 3, 4) + images.tobytes()
+    path.write_bytes(gzip.compress(content) if packed else content)
     matrix = open_matrix(str(path))
     assert (matrix.n, matrix.shape, matrix.dtype) == (9, (3, 4), np.float32)
     np.testing.assert_array_equal(matrix.read(range(2, 7)), images[2:7].reshape(5, 12))

@@ -180,5 +180,5 @@ def test_the_bits_of_a_row_do_not_depend_on_how_many_rows_there_are(dtype):
 def test_bits_repeat_here_and_in_another_process(command, dtype):
     own = digest_dense(dtype)
     assert digest_dense(dtype) == own
-    code = f"import test_kernels_dense as t; print(t.digest_dense('{dtype}'))"
+    code = f"from harness.kernel_calls import digest_dense; print(digest_dense('{dtype}'))"
     assert command(sys.executable, "-c", code, cwd=Path(__file__).parent).stdout.strip() == own

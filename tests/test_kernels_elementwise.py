@@ -143,5 +143,5 @@ def test_the_sum_of_squares_is_exact_to_float64(n, dtype):
 def test_bits_repeat_here_and_in_another_process(command, dtype):
     own = digest_elementwise(dtype)
     assert digest_elementwise(dtype) == own
-    code = f"import test_kernels_elementwise as t; print(t.digest_elementwise('{dtype}'))"
+    code = f"from harness.kernel_calls import digest_elementwise; print(digest_elementwise('{dtype}'))"
     assert command(sys.executable, "-c", code, cwd=Path(__file__).parent).stdout.strip() == own

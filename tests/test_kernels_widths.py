@@ -17,9 +17,9 @@ NARROW = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "+avx,+fma"}
 """Registers of 128 bits, sixteen of them, on any x86 that has FMA."""
 
 CODE = """
-import test_kernels_dense, test_kernels_elementwise
+from harness import kernel_calls
 from mpiddl.kernels import WIDTH
-print(WIDTH, test_kernels_dense.digest("float32"), test_kernels_elementwise.digest("float32"))
+print(WIDTH, kernel_calls.digest_dense("float32"), kernel_calls.digest_elementwise("float32"))
 """
 
 

@@ -215,7 +215,7 @@ def test_a_run_in_the_folder_is_never_overwritten_by_accident(tmp_path):
     on(2, "mlp", "digits", out=tmp_path)
     with pytest.raises(UsageError, match="already holds a run"):
         on(2, "mlp", "digits", out=tmp_path)
-    with pytest.raises(UsageError, match=r"rate: got 0\.3, expected 0\.0 as at the start of the run in"):
+    with pytest.raises(UsageError, match=r"rate: got 0\.3, expected 0\.05 as at the start of the run in"):
         on(2, "mlp", "digits", out=tmp_path, resume=True, rate=0.3)
     assert on(2, "mlp", "digits", out=tmp_path, overwrite=True, rate=0.3).summary["steps"] == 52
 

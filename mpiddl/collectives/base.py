@@ -34,8 +34,8 @@ class Started:
     Other ranks wait for this one's part: ``Test`` (or `progress.Progress`) moves it on between ``start`` and ``Wait``.
 
     An exception that comes in while ``Wait`` waits, for this one or moving others on, from a signal's handler, is held back
-    until it is over, as calls of MPI do it; out of ``Test`` it comes at once, and nothing is lost. One that comes between the
-    steps ends a collective, as do a second one and what the library raises. Then the communicator is ``broken``: the ranks
+    until it is over, as calls of MPI do it; out of ``Test`` it comes at once, and nothing is lost. One that comes inside a
+    step ends a collective, as do a second one and what the library raises. Then the communicator is ``broken``: the ranks
     disagree on what was sent, and no further collective is begun on it.
     """
 
@@ -136,17 +136,21 @@ class Started:
                 self._lock.release()
 
     def _drive(self, is_there: Callable[[Request], bool]) -> None:
+        stepping = False
         try:
             while not self._over:
-                self._pending = self._pending or next(self._steps, None)
+                if self._pending is None:
+                    stepping = True
+                    self._pending = next(self._steps, None)
+                    stepping = False
                 if self._pending is None:
                     self._finish()
                 elif not is_there(self._pending):
                     break
                 self._pending = None
         except BaseException as error:
-            if not self._over and self._pending is not None and getattr(self._pending, "failure", None) is None:
-                raise  # what is waited for can be asked again
+            if not (self._over or stepping) and getattr(self._pending, "failure", None) is None:
+                raise  # what is waited for can be asked again, and the next step is not begun
             self._fail(error)
             if not isinstance(error, Exception):
                 raise
