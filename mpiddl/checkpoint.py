@@ -71,9 +71,9 @@ def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, o
         JSON values for the manifest.
     keep : int
         Checkpoints kept, this one included; those of later steps are removed.
-    begun : int
-        The step from which the run was continued, at its first checkpoint; those of later steps are removed: they are of the
-        run before. None: of this run.
+    begun : int, optional
+        At the first checkpoint of a run that was continued, the step from which it continued. All checkpoints of later steps
+        are removed: they belong to the run before.
 
     Raises
     ------

@@ -78,7 +78,7 @@ def outputs(model: Any, params: dict[str, np.ndarray], x: np.ndarray, features: 
         raise ShapeError(f"x: got shape {x.shape}, expected (n, {features}): the model was trained on {features} features")
     dtype = next(iter(params.values())).dtype
     scale = dtype.type(1 / 255) if x.dtype == np.uint8 else dtype.type(1)
-    with np.errstate(over="ignore"):  # what is too large for the model's dtype is told as such
+    with np.errstate(over="ignore"):  # a number that is too large becomes inf, which is an error below
         rows = np.ascontiguousarray(x.reshape(len(x), features), dtype)
     if not np.isfinite(rows).all():
         row, column = np.argwhere(~np.isfinite(rows))[0]

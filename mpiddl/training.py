@@ -221,10 +221,10 @@ def _run(link: Any, control: Any, session: Session) -> Result:
     watch = Watch(control, session.job, session.model, session.strategy, session.plan, metrics, session.validation_rows,
                   folder.checkpoints if folder else None, session.about, show, keep,
                   begun=step_of(earlier.path) if earlier else None)
-    begun, updates = crc32(state.params.flat.data), state.updates
+    before, updates = crc32(state.params.flat.data), state.updates
     try:
         loop(link, session.model, session.optimiser, session.strategy, session.plan, state, watch, _pace(link, session.job))
-        if state.updates > updates and crc32(state.params.flat.data) == begun:
+        if state.updates > updates and crc32(state.params.flat.data) == before:
             shown.say(f"{state.updates - updates} updates changed no parameter. An optimiser of your own must change params "
                       "in place: params -= ...")
         manifest = _finish(link, control, session, state, watch)

@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", type=Path, help="append the outcomes to this file, a JSON list a line")
     parser.addoption("--tier", choices=TIERS, default="all", help="what `make test` runs, what `make test-more` adds, or all")
     parser.addoption("--again", action="store_true", help="with a second MPI library: leave out tests marked no_mpi")
-    parser.addoption("--in-process", action="store_true", help="one case of each test that starts no command or job")
+    parser.addoption("--in-process", action="store_true", help="no commands, no jobs: one case of a test; tier more: the others")
 
 
 @pytest.hookimpl(trylast=True)
@@ -83,7 +83,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = {item: _is_chosen(item, config.option) for item in items}
     if config.option.in_process:  # with another Python: to that, the cases are alike
         first = {item.nodeid.partition("[")[0]: item for item in reversed(items) if chosen[item]}
-        chosen = {item: first.get(item.nodeid.partition("[")[0]) is item for item in items}
+        tier = {item: "test" if first.get(item.nodeid.partition("[")[0]) is item else "more" for item in items}
+        chosen = {item: chosen[item] and config.option.tier in (tier[item], "all") for item in items}
     if not all(chosen.values()):
         config.hook.pytest_deselected(items=[item for item in items if not chosen[item]])
         items[:] = [item for item in items if chosen[item]]
@@ -94,8 +95,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_chosen(item: pytest.Item, option: Any) -> bool:
-    if option.in_process and not STARTING.isdisjoint(getattr(item, "fixturenames", ())):
-        return False
+    if option.in_process:
+        return _belongs(item) and STARTING.isdisjoint(getattr(item, "fixturenames", ()))
     return option.tier in (_tier(item, option.again), "all") and _belongs(item) and not (option.again and _is_alike(item))
 
 

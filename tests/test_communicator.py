@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mpiddl.collectives import calls
-from mpiddl.errors import CommError, UsageError
+from mpiddl.errors import CommError
 from mpiddl.transport.start import load_mpi
 
 pytestmark = pytest.mark.mpi
@@ -326,38 +326,6 @@ def test_why(comm, forced):
     late.Prepare()
     assert "Prepare" not in str(late.why("bcast", 8)) or comm.size == 1
     late.Free()
-
-
-@pytest.mark.mpi(min_size=2)
-def test_a_program_asks_for_algorithms_of_some_calls(comm):
-    from mpiddl.communicator import Communicator
-
-    plain = Communicator(comm.Dup())
-    ours = Communicator(comm.Dup(), algorithms={"bcast": "binomial", "allreduce": "library"})
-    copy = ours.Dup()
-    for one in (ours, copy):
-        word, total = np.full(3, comm.rank), np.zeros(500_000)
-        one.Bcast(word, 1)
-        one.Allreduce(np.ones(500_000), total)
-        assert (word == 1).all() and (total == comm.size).all()
-        assert str(one.why("bcast", 1)) == "binomial: asked for by the program"
-        assert one.why("allgather", 1 << 20) == plain.why("allgather", 1 << 20)
-        sent = one._own.link.meter.bytes
-        assert sum(comm.allgather(sent)) == (comm.size - 1) * word.nbytes  # nothing of the sum
-    for one in (plain, copy, ours):
-        one.Free()
-
-
-@pytest.mark.parametrize(("algorithms", "message"), [
-    ("ring", "got 'ring', expected a dict such as"),
-    ({"Allreduce": "ring"}, "got the call 'Allreduce', expected one of allreduce, reduce"),
-    ({"bcast": "ring"}, "got 'ring' for bcast, expected one of library, chain, scatter, binomial"),
-])  # fmt: skip
-def test_algorithms_that_there_are_not(comm, algorithms, message):
-    from mpiddl.communicator import Communicator
-
-    with pytest.raises(UsageError, match=f"algorithms: {message}"):
-        Communicator(comm, algorithms=algorithms)
 
 
 def test_without_threads_requests_are_the_librarys(comm, forced, monkeypatch):

@@ -51,6 +51,7 @@ class Faster(_Base):
     """The collectives that mpiddl replaces, as a mixin for mpi4py's classes of intra-communicators."""
 
     _private: Private | None = None
+    _choice: Any = None  # of algorithms: that of `_private`, unless the program has asked for some
     _floors: dict[str, float] = _FLOORS
     _table: Path | None = None
     _algorithms: Mapping[str, str] = MappingProxyType({})
@@ -308,10 +309,6 @@ class Faster(_Base):
         assert self._private is not None
         return self._private
 
-    @property
-    def _choice(self) -> Any:
-        return Forced(self._own.choice, self._algorithms) if self._algorithms else self._own.choice
-
     def _least(self, call: str) -> int:
         """Bytes from which a request may be ours: more than none, for those of a call that waits need not be any."""
         return 1 if call in self._algorithms else NONBLOCKING_FLOOR
@@ -331,7 +328,10 @@ class Faster(_Base):
     def _prepare(self) -> None:
         """What is held back meanwhile the call raises that needs it, when it is over."""
         self._private = private_of(self, self._table)
-        if not self._algorithms:
+        self._choice = self._private.choice
+        if self._algorithms:
+            self._choice = Forced(self._algorithms, self._choice)
+        else:
             self._floors = self._private.floors
         self._private.used_by(self, Faster, self._floors)
 

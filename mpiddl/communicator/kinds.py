@@ -10,10 +10,11 @@ from mpi4py import MPI
 
 from mpiddl.collectives.calls import READ
 from mpiddl.communicator.faster import Faster
-from mpiddl.communicator.private import Always, Private
+from mpiddl.communicator.private import Private
 from mpiddl.errors import CommError, UsageError
 from mpiddl.transport.uncaught import public
-from mpiddl.tuning import check_algorithms
+from mpiddl.tuning import Forced, check_algorithms
+from mpiddl.tuning.rule import CANDIDATES
 
 
 class _Making(Faster):
@@ -157,6 +158,6 @@ def _named(name: str) -> Any:
 def always(link: Any, algorithm: str) -> Communicator:
     """A communicator on ``link``, one of ours, that takes one algorithm whatever the size: for measuring. Local."""
     made = Communicator.__new__(Communicator, link.raw)
-    made._private = Private(link, Always(algorithm))
-    made._floors = made._private.floors
+    made._private = Private(link, Forced(dict.fromkeys(CANDIDATES, algorithm)))
+    made._choice, made._floors = made._private.choice, made._private.floors
     return made

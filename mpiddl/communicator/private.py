@@ -28,19 +28,6 @@ from mpiddl.tuning.place import table_path
 from mpiddl.tuning.rule import CANDIDATES
 
 
-class Always:
-    """Chooses one algorithm whatever the size; for measuring."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def algorithm(self, call: str, nbytes: int) -> str:
-        return self.name
-
-    def floor(self, call: str) -> float:
-        return 0.0
-
-
 class Private:
     """Kept as an attribute of the handle, so that it goes with it, whoever frees it.
 

@@ -72,7 +72,7 @@ def _world() -> Any:
 class _Once:
     """``sys.excepthook``: errors of ours, and those with which all ranks left a run.
 
-    Any other goes to the hook before it. If only some ranks have met it, the job ends: the others would wait for ever.
+    Any other goes to the hook before it. If only some ranks raise it, the job ends, because the others would wait forever.
 
     ``error.agreed`` says how many ranks left with it, ``error.speaks`` whether this one is the lowest of them (`MpiComm.fail`).
     """

@@ -100,19 +100,23 @@ class Chooser:
 
 
 class Forced:
-    """Takes the algorithms that a program asks for, whatever the size; for all other calls it asks another chooser."""
+    """Takes the given algorithms, whatever the size; for calls without one it asks ``others``."""
 
-    def __init__(self, of: Chooser, algorithms: Mapping[str, str]):
-        self._of, self._algorithms = of, algorithms
+    def __init__(self, algorithms: Mapping[str, str], others: Any = None):
+        self._algorithms, self._others = algorithms, others
 
     def algorithm(self, call: str, nbytes: int) -> str:
-        return self._algorithms.get(call) or self._of.algorithm(call, nbytes)
+        return self._algorithms.get(call) or self._others.algorithm(call, nbytes)
+
+    def floor(self, call: str) -> float:
+        """Every call is looked at."""
+        return 0.0
 
     def choose(self, call: str, nbytes: int) -> Choice:
         """The same as `algorithm`, with reasons."""
         if call in self._algorithms:
             return Choice(self._algorithms[call], "asked for by the program")
-        return self._of.choose(call, nbytes)
+        return self._others.choose(call, nbytes)
 
 
 def check_algorithms(algorithms: Mapping[str, str]) -> dict[str, str]:

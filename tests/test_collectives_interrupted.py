@@ -1,0 +1,61 @@
+"""A collective that an exception of a signal's handler interrupts: inside a step it ends, between two steps it goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpiddl.collectives.base import Started
+from mpiddl.transport import virtual
+
+pytestmark = pytest.mark.no_mpi
+
+
+class Reached:
+    """A request that is over when it is waited for."""
+
+    done = False
+
+    def Wait(self):
+        self.done = True
+
+    def Test(self):
+        return self.done
+
+
+class Interrupted(Started):
+    """A signal's handler raises when it next looks whether it is over, and waits for nothing."""
+
+    armed, ended = False, False
+
+    @property
+    def _over(self):
+        if self.armed and self._pending is None:
+            self.armed = False
+            raise InterruptedError
+        return self.ended
+
+    @_over.setter
+    def _over(self, ended):
+        self.ended = ended
+
+
+@pytest.mark.parametrize("where", ["between steps", "in a step"])
+def test_only_an_exception_inside_a_step_ends_a_collective(where):
+    taken = []
+
+    def steps():
+        for number in range(3):
+            if number == 1 and where == "in a step":
+                raise InterruptedError
+            taken.append(number)
+            yield Reached()
+
+    def program(comm):
+        started = Interrupted(comm, (), steps())
+        started.armed = where == "between steps"
+        with pytest.raises(InterruptedError):
+            started.Wait()
+        assert started.over and comm.broken == (where == "in a step") and not comm.started
+        assert taken == ([0, 1, 2] if where == "between steps" else [0])
+
+    virtual.run(1, program)
