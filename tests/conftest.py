@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", type=Path, help="append the outcomes to this file, a JSON list a line")
     parser.addoption("--tier", choices=TIERS, default="all", help="what `make test` runs, what `make test-more` adds, or all")
     parser.addoption("--again", action="store_true", help="with a second MPI library: leave out tests marked no_mpi")
-    parser.addoption("--in-process", action="store_true", help="no commands, no jobs: one case of a test; tier more: the others")
+    parser.addoption("--in-process", action="store_true", help="start no jobs: one case of each test; tier more: the others")
 
 
 @pytest.hookimpl(trylast=True)
