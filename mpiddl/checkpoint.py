@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ from mpiddl.version import __version__
 
 FORMAT, VERSION = "mpiddl-checkpoint", 1
 MODEL, OPTIMISER = "model.safetensors", "optimiser.safetensors"
+REPLACED = ".replaced-"
+NAME = re.compile(f"({re.escape(REPLACED)})?step-[0-9]+")
 KEPT = "; earlier checkpoints are untouched"
 
 Arrays = Mapping[str, np.ndarray]
@@ -244,8 +247,10 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 
 def _replace(aside: Path, target: Path) -> None:
-    """Rename into place; an older checkpoint of the same step steps back first and goes last."""
-    older = target.with_name(f".replaced-{target.name}")
+    """Rename into place; an older checkpoint of the same step steps back first and goes last. In between it counts as the
+    checkpoint of this step.
+    """
+    older = target.with_name(REPLACED + target.name)
     if target.exists():
         target.rename(older)
     aside.rename(target)
@@ -260,8 +265,9 @@ def _replace(aside: Path, target: Path) -> None:
 def complete(folder: Path) -> list[Path]:
     """Whole checkpoints below ``folder``, oldest first."""
     try:
-        found = [folder / name for name in os.listdir(folder) if name.startswith("step-") and name[5:].isdecimal()]
-        return sorted((path for path in found if os.path.isfile(path / "manifest.json")), key=step_of)
+        names = sorted(filter(NAME.fullmatch, os.listdir(folder)))  # of one step, the one in its place comes last
+        found = {name.removeprefix(REPLACED): folder / name for name in names}
+        return sorted((path for path in found.values() if os.path.isfile(path / "manifest.json")), key=step_of)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -271,7 +277,7 @@ def complete(folder: Path) -> list[Path]:
 
 def step_of(path: Path) -> int:
     """The step that a checkpoint's name tells."""
-    return int(path.name.removeprefix("step-"))
+    return int(path.name.rpartition("-")[2])
 
 
 def _instead(folder: Path, resume: bool) -> str:
@@ -286,10 +292,12 @@ def _instead(folder: Path, resume: bool) -> str:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what a killed run left unfinished."""
+    """Remove what a killed run left unfinished; a checkpoint that nothing has replaced goes back to its place."""
     for name in os.listdir(folder) if folder.exists() else ():
-        if name.startswith((".writing-", ".replaced-")):
-            entry = folder / name
+        entry = folder / name
+        if name.startswith(REPLACED) and not (place := folder / name.removeprefix(REPLACED)).exists():
+            entry.rename(place)
+        elif name.startswith((".writing-", REPLACED)):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,6 +41,26 @@ def test_what_is_saved_is_loaded(tmp_path):
         assert found.state["mine"].tolist() == [rank, rank]
         assert found.state["flight"].wait().tolist() == [0.0, 1.0]
         found.state["mine"] += 1  # what is loaded can be trained on
+
+
+def test_an_end_between_two_renames_loses_no_checkpoint(tmp_path, monkeypatch):
+    """The older checkpoint of the same step has stepped back, and the new one is not in its place yet."""
+    write(tmp_path, value=1.0)
+    really = Path.rename
+
+    def rename(path, target):
+        if path.name.startswith(".writing-"):
+            raise OSError(errno.EIO, "the disk is gone")
+        return really(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(CheckpointError, match="the disk is gone"):
+        write(tmp_path, value=2.0)
+    monkeypatch.undo()
+    assert (checkpoint.load(tmp_path).model["weight1"] == 1).all()
+    write(tmp_path, step=2, value=2.0)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-00000001", "step-00000002"]
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_another_number_of_ranks_gets_the_model_alone(tmp_path):

@@ -70,6 +70,19 @@ def test_the_tolerance_is_kept_whatever_the_rows(kind, solver, k, tol):
     assert 1 - explained / values[:k].sum() <= tol
 
 
+@pytest.mark.parametrize("solver", ["subsample", "vr", "krylov"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_direction_of_two_rows_at_right_angles_to_all_others_is_found(solver, seed):
+    """Where a sample has none of the two, its components have no residual in any pass over all rows."""
+    rng = np.random.default_rng(seed)
+    x = np.zeros((5000, 60))
+    x[:, :3] = rng.standard_normal((5000, 3)) * [3, 2, 1]
+    two = rng.choice(5000, 2, replace=False)
+    x[two], x[two, 50] = 0, [200, -200]
+    values = PCA(3, solver=solver, tol=1e-3, random_state=0, threads=1).fit(x).explained_variance_
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(np.cov(x.T))[:-4:-1], rtol=1e-3)
+
+
 def one_hot(n, d):
     return lambda rng: np.eye(d)[rng.integers(d, size=n)]
 

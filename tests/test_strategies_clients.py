@@ -60,6 +60,22 @@ def test_parts_start_in_backward_order_before_the_gradient_is_complete():
     assert sum(stop - start for start, stop in seen) == 64 * 32 + 32 + 32 * 16 + 16 + 16 * 10 + 10
 
 
+def test_members_of_a_chain_mix_in_their_order():
+    class Doubling(Strategy):
+        def mix(self, comm, state, replica, step):
+            replica.params *= 2
+            return state
+
+    class Adding(Strategy):
+        def mix(self, comm, state, replica, step):
+            replica.params += 1
+            return state
+
+    replica, strategy = Replica(np.full(3, 5.0), {}), chain(Doubling(), Adding())
+    strategy.mix(None, strategy.init(None, replica), replica, Step(0, 1, 1, 0.1))
+    assert replica.params.tolist() == [11.0] * 3
+
+
 def test_no_delay_is_synchronous():
     synchronous, delayed = (weights(on_virtual_ranks(3, strategy)[0]) for strategy in (AllReduce(), Delayed(0)))
     assert synchronous.tobytes() == delayed.tobytes()

@@ -68,6 +68,17 @@ def test_rounds_do_not_change_the_mean_and_keep_ranks_together(name, size):
     assert len({final.tobytes() for _, final, *_ in found}) == 1
 
 
+@pytest.mark.parametrize("direction", ["symmetric", "pull"])
+def test_a_round_is_a_product_with_the_graphs_matrix(direction):
+    mixing = 0.5 * np.eye(3) + 0.3 * np.roll(np.eye(3), 1, 0) + 0.2 * np.roll(np.eye(3), 2, 0)
+    if direction == "symmetric":
+        mixing = np.array([[0.6, 0.3, 0.1], [0.3, 0.2, 0.5], [0.1, 0.5, 0.4]])
+    given = walks()
+    found = mixed(Gossip([mixing], direction), 3, 1, given)
+    wanted = mixing @ [given(rank, 0) + given(rank, 1) for rank in range(3)]
+    np.testing.assert_allclose([params[0] for params, *_ in found], wanted)
+
+
 def test_pushed_rounds_do_not_change_the_weighted_mean():
     given = walks()
     for graph in ("ring", "exponential"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -105,6 +105,26 @@ def test_all_meet_with_nothing_on_its_way(comm, placed):
     _, params, delays, met = pushed(placed, ASGD(2), lambda _: 1.0, 64, 50, meet=10)
     assert comm.allgather(met) == [4] * comm.size
     assert (params == 50 * comm.size).all() and delays["pushes"] == 50 * comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_rule_is_told_how_many_changes_came_since_the_pull(comm, placed):
+    told = []
+
+    class Telling(ASGD):
+        def correct(self, state, push):
+            told.append((push.worker, push.delay))
+            return 1.0
+
+    replica, strategy = adding(4), OneSided(Telling(1))
+    state = strategy.init(placed, replica)
+    for worker, pushes in [(0, 1), (1, 3), (0, 2), (1, 1)]:  # one after the other
+        for _ in range(pushes if comm.rank == worker else 0):
+            state = strategy.combine(placed, state, np.ones(4), replica, Step(0, 1, comm.size, 1.0, 100)).state
+        comm.Barrier()
+    strategy.finish(placed, state, replica)
+    told = list(chain.from_iterable(comm.allgather(told)))  # by the worker, or by the rank that serves another node
+    assert [[delay for by, delay in told if by == worker] for worker in (0, 1)] == [[0, 3, 0], [1, 0, 0, 2]]
 
 
 @pytest.mark.mpi(min_size=2)

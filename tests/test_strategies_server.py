@@ -10,6 +10,8 @@ from harness.short_runs import RULES, distance, settings, weights
 
 import mpiddl
 from mpiddl.errors import UsageError
+from mpiddl.loop import applying
+from mpiddl.optim import SGD
 from mpiddl.strategies import ASGD, DANA, DCASGD, DDCASGD, DCASGDAdaptive, Replica, Step, make_strategy
 from mpiddl.strategies.parameter_server import ParameterServer, Push
 from mpiddl.transport import virtual
@@ -119,6 +121,27 @@ def test_eight_workers_of_different_speed_learn_in_the_same_way_every_time(rule)
     delays = summary["staleness"]
     assert delays["pushes"] == 8 * summary["steps"] and 5 <= delays["median"] <= 8 and delays["longest"] > 12
     assert summary["seconds"] < 8 * summary["steps"] / 5  # fast ones take over the work of the slow ones
+
+
+def test_each_worker_of_dana_has_a_momentum_of_its_own():
+    """Where each worker's gradient is constant and has one element, this element takes the steps of that worker alone."""
+    apply, rate, steps = applying(SGD(momentum=0.9, nesterov=True), 0.0), 0.1, 8
+
+    def program(comm):
+        strategy, replica = DANA(), Replica(np.zeros(3), {"velocity": np.zeros(3)}, apply, lambda done: rate)
+        state, over, grad = strategy.init(comm, replica), False, np.zeros(3)
+        while not over:
+            comm.compute(1.0)
+            grad[:] = np.arange(3) == comm.rank
+            combined = strategy.combine(comm, state, grad, replica, Step(0, 1, 3, rate, steps))
+            state, over = combined.state, combined.stop
+        strategy.finish(comm, state, replica)
+        return replica.params
+
+    alone, velocity = np.zeros(1), {"velocity": np.zeros(1)}
+    for step in range(steps):
+        apply(alone, np.ones(1), velocity, rate, 1.0, step)
+    np.testing.assert_allclose(virtual.run(4, program, wire=virtual.Wire())[0], np.repeat(alone, 3))
 
 
 def test_delays_are_those_of_the_schedule():

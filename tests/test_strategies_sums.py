@@ -8,6 +8,7 @@ import pytest
 import mpiddl
 from mpiddl.errors import UsageError
 from mpiddl.optim import SGD
+from mpiddl.strategies import Replica, Step, make_strategy
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
@@ -36,6 +37,23 @@ def test_steps_of_allreduce_on_any_nodes(strategy, nodes):
     results = on_nodes(nodes, strategy)
     assert len({weights(result).tobytes() for result in results}) == 1
     assert distance(weights(results[0]), weights(on_nodes(nodes, "allreduce")[0])) < 1e-12
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_last_part_of_a_gradient_is_waited_for(comm, link):
+    """The first rank waits in ``combine`` for others that have not started yet."""
+    strategy, step, replica = make_strategy("ring:overlap=1"), Step(0, 1, comm.size, 0.1), Replica(np.zeros(7), {})
+    for late in (False, True):
+        grad = np.full(7, 1.0 + comm.rank)
+        if late and comm.rank:
+            comm.recv(source=0)
+        state = strategy.start(link, {}, grad, slice(0, 7), step)
+        if late and comm.rank == 0:
+            for rank in range(1, comm.size):
+                comm.send(None, rank)
+        found = set(strategy.combine(link, state, grad, replica, step).grad)
+        state["moving"][0].Wait()  # else the other ranks wait for ever where this fails
+        assert found == {sum(range(comm.size + 1))}
 
 
 @pytest.mark.mpi(min_size=1)

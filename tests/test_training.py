@@ -44,6 +44,31 @@ def test_hundred_steps_are_the_same_on_any_number_of_ranks(dtype, bound, optimis
         assert distance(on(size, "mlp", "digits", **job), alone) <= bound
 
 
+def test_each_epoch_has_all_rows_in_an_order_of_its_own():
+    seen = []
+
+    class Noting:
+        shapes = {"w": (1,)}
+
+        def init(self, params, rng):
+            params["w"][:] = 0
+
+        def gradient(self, params, x, y, grad):
+            if len(x) == 36:  # else, validation rows
+                seen.append(x[:, 0].tolist())
+            grad["w"][:] = 0
+            return 0.0
+
+        def predict(self, params, x):
+            return x
+
+    x = np.arange(200.0)[:, None]
+    steps = mpiddl.train(Noting(), (x, x), **{**QUICK, "batch": 36, "epochs": 3}).summary["steps"]
+    epochs = np.reshape(seen[:steps], (3, 144))
+    assert len(set(epochs[0])) == 144
+    assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1 and len({tuple(epoch) for epoch in epochs}) == 3
+
+
 @pytest.mark.mpi(min_size=1)
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float64", 1e-12)])
 def test_real_ranks_take_the_steps_of_one(comm, dtype, bound):
