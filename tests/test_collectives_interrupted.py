@@ -1,4 +1,4 @@
-"""A collective that an exception of a signal's handler interrupts: inside a step it ends, between two steps it goes on."""
+"""A signal's handler raises during a collective: inside a step this ends the collective, between two steps it does not."""
 
 from __future__ import annotations
 

@@ -108,23 +108,23 @@ def test_all_meet_with_nothing_on_its_way(comm, placed):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_the_rule_is_told_how_many_changes_came_since_the_pull(comm, placed):
-    told = []
+def test_a_push_has_the_number_of_changes_since_its_pull(comm, placed):
+    pushes_seen = []
 
-    class Telling(ASGD):
+    class Recording(ASGD):
         def correct(self, state, push):
-            told.append((push.worker, push.delay))
+            pushes_seen.append((push.worker, push.delay))
             return 1.0
 
-    replica, strategy = adding(4), OneSided(Telling(1))
+    replica, strategy = adding(4), OneSided(Recording(1))
     state = strategy.init(placed, replica)
     for worker, pushes in [(0, 1), (1, 3), (0, 2), (1, 1)]:  # one after the other
         for _ in range(pushes if comm.rank == worker else 0):
             state = strategy.combine(placed, state, np.ones(4), replica, Step(0, 1, comm.size, 1.0, 100)).state
         comm.Barrier()
     strategy.finish(placed, state, replica)
-    told = list(chain.from_iterable(comm.allgather(told)))  # by the worker, or by the rank that serves another node
-    assert [[delay for by, delay in told if by == worker] for worker in (0, 1)] == [[0, 3, 0], [1, 0, 0, 2]]
+    pushes_seen = list(chain.from_iterable(comm.allgather(pushes_seen)))  # of all ranks: a server applies pushes of other nodes
+    assert [[delay for by, delay in pushes_seen if by == worker] for worker in (0, 1)] == [[0, 3, 0], [1, 0, 0, 2]]
 
 
 @pytest.mark.mpi(min_size=2)

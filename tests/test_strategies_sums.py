@@ -52,7 +52,7 @@ def test_the_last_part_of_a_gradient_is_waited_for(comm, link):
             for rank in range(1, comm.size):
                 comm.send(None, rank)
         found = set(strategy.combine(link, state, grad, replica, step).grad)
-        state["moving"][0].Wait()  # else the other ranks wait for ever where this fails
+        state["moving"][0].Wait()  # the other ranks must not hang if the assertion fails
         assert found == {sum(range(comm.size + 1))}
 
 

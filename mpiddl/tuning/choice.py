@@ -109,7 +109,7 @@ class Forced:
         return self._algorithms.get(call) or self._others.algorithm(call, nbytes)
 
     def floor(self, call: str) -> float:
-        """Every call is looked at."""
+        """The algorithms count from 0 bytes on."""
         return 0.0
 
     def choose(self, call: str, nbytes: int) -> Choice:

@@ -31,7 +31,7 @@ def outcome(validation=0.9, test=None, seconds=10.0, sent=4_000_000, **more):
 
 
 def found_of(grid, *told):
-    """The outcome of each cell. ``told``: for each strategy one outcome for each seed, None for a missing run."""
+    """The outcome of each cell. Each argument after ``grid`` lists the outcomes of one strategy, one per seed; None: no run."""
     return {Cell(contender, 2, seed): made for contender, several in zip(grid.contenders, told, strict=True)
             for seed, made in zip(grid.seeds, several, strict=True) if made}
 
