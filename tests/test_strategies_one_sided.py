@@ -38,8 +38,11 @@ def adding(size):
 
 
 def pushed(comm, rule, value, size, steps, meet=0):
-    """Each rank pushes ``value(pulled)`` as gradients that are added to the parameters; what it has pulled, the end, delays,
-    meetings."""
+    """Each rank pushes ``value(pulled)`` as gradients that are added to the parameters.
+
+    Returns what this rank has pulled, shape (pushes, size), the parameters at the end, the delays, and the number of meetings. A
+    rank that starts late may find that the others have made all pushes.
+    """
     replica, strategy = adding(size), OneSided(rule)
     state, grad, seen, met = strategy.init(comm, replica), np.zeros(size), [], 0
     while True:
@@ -53,7 +56,7 @@ def pushed(comm, rule, value, size, steps, meet=0):
             met += 1
             assert len(set(comm.allgather(replica.params.tobytes()))) == 1
     strategy.finish(comm, state, replica)
-    return np.array(seen), replica.params, strategy.figures(comm, state, replica)["staleness"], met
+    return np.reshape(seen, (-1, size)), replica.params, strategy.figures(comm, state, replica)["staleness"], met
 
 
 NODES = ["one node", "two nodes"][: MPI.COMM_WORLD.size]
