@@ -193,6 +193,18 @@ class Layout:
         high = min(low + self.batch, self.train_rows)
         return range(block_size(low, self.shards, shard), block_size(high, self.shards, shard))
 
+    def filled_steps(self, shards: Iterable[int]) -> list[int]:
+        """Return the steps of an epoch, counted from 0, in which ``shards`` have rows.
+
+        Examples
+        --------
+        >>> Layout(rows=10, shards=4, batch=2).filled_steps([0, 1])
+        [0, 2, 4]
+        """
+        held, steps = list(shards), self.steps_per_epoch
+        full = steps - 1 if held and self.batch >= self.shards else 0  # every shard has rows in these
+        return [*range(full), *(step for step in range(full, steps) if any(map(len, (self.step_range(step, s) for s in held))))]
+
     def max_batch_rows(self, shards: Iterable[int]) -> int:
         """Return the largest number of rows of ``shards`` in one batch: the size of the rank's buffers."""
         held = list(shards)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ class State:
     strategy : state of the strategy.
     apply, rate : one update of the optimiser on given arrays, and the learning rate (see `Replica`).
     begun : number of steps that a resumed run had done before.
+    trainers : number of ranks that hold rows (see `Replica`).
     """
 
     index: int
@@ -42,11 +43,13 @@ class State:
     apply: Callable[..., None]
     rate: Callable[[float], float]
     begun: int = 0
+    trainers: int = 0
 
     @property
     def replica(self) -> Replica:
         tensors = list(self.params.slices.values())
-        return Replica(self.params.flat, self.moments, self.apply, self.rate, self.begun, self.updates, tensors)
+        return Replica(self.params.flat, self.moments, self.apply, self.rate, self.begun, self.updates, tensors,
+                       self.params.layers, self.trainers)
 
 
 class Rows(Protocol):
@@ -72,6 +75,8 @@ class Plan:
     by_shard : compute one gradient for each data shard.
     meet : steps between two meetings of ranks that are not in lockstep; 0: no meetings.
     leaves : step at which this rank drops out permanently, or None.
+    filled : the steps of an epoch that an ``endless`` rank takes; None: all.
+    trainers : number of ranks that hold rows (see `Replica`).
     """
 
     placement: Placement
@@ -85,6 +90,8 @@ class Plan:
     by_shard: bool = False
     meet: int = 0
     leaves: int | None = None
+    filled: Sequence[int] | None = None
+    trainers: int = 0
 
     def step(self, index: int) -> tuple[list[Arrays], Step]:
         """The batches and the `Step` of a rank's loop number ``index``: one batch, or one for each data shard with
@@ -95,10 +102,12 @@ class Plan:
         if self.placement.serves:
             done = index / self.placement.serves
             return [], Step(index, 0, 0, self.schedule(done), self.steps, self.meet)
-        epoch, within = divmod(index, self.steps_per_epoch)
+        epoch, within = divmod(index, len(self.filled or range(self.steps_per_epoch)))
+        within = self.filled[within] if self.filled else within
         parts = self.rows.batch_by_shard(epoch, within) if self.by_shard else [self.rows.batch(epoch, within)]
         count = sum(len(x) for x, _ in parts)
-        return parts, Step(index, count, self.batch_rows(within), self.schedule(index), self.steps, self.meet)
+        total, rate = self.batch_rows(within), self.schedule(index)
+        return parts, Step(index, count, total, rate, self.steps, self.meet, self.batch_rows(0))
 
     def over(self, index: int) -> bool:
         """Whether this rank has finished its steps. Serving and ``endless`` ranks are stopped by their strategy instead."""
@@ -149,7 +158,7 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
             raise UsageError(f"strategy.combine: returned {type(combined).__name__}, expected Combined(grad, count, state)")
         state.strategy = combined.state
         if combined.count:
-            update(optimiser, state, combined.grad, 1 / combined.count, step.rate, plan.clip)
+            update(optimiser, state, combined.grad, 1 / combined.count, step.rate * combined.rate, plan.clip)
         state.updates += combined.updates
         if combined.stop:
             break

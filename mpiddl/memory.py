@@ -42,6 +42,8 @@ class FlatBuffer:
     flat : ndarray, shape (size,)
     views : dict of str to ndarray
         C-contiguous views into `flat`; writing into one writes into `flat`.
+    layers : list of slice
+        Where each layer lies in `flat`: a part of two or more dimensions, and the parts of fewer dimensions after it.
 
     Raises
     ------
@@ -66,6 +68,8 @@ class FlatBuffer:
         size = max((part.stop for part in self.slices.values()), default=0)
         self.flat = aligned_zeros(size, self.dtype) if flat is None else _fitting(flat, size, self.dtype)
         self.views = Views((name, self.flat[self.slices[name]].reshape(shape)) for name, shape in shapes.items())
+        begins = [part.start for name, part in self.slices.items() if self.views[name].ndim > 1 and part.start]
+        self.layers = [slice(*bounds) for bounds in zip([0, *begins], [*begins, size], strict=True)]
 
     def slice(self, name: str) -> slice:
         """Where the part `name` lies in `flat`."""

@@ -34,6 +34,9 @@ from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__
 from mpiddl.warming import warm
 
+UNEVEN = 1.2
+"""Users are warned if uneven shards make a step this many times as long."""
+
 WEIGHTS = 16  # purpose of the generator that draws the initial weights (mpiddl.data.draws keeps 0 to 15)
 
 
@@ -86,16 +89,17 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
         optimiser = _optimiser(job, request)
         make_moments(optimiser, np.zeros(1, job.dtype))
         layout = _layout(job, data, link.size, earlier)
-        placement = strategy.placement(layout.shards, link.rank, link.size)
+        placements = _placements(strategy, layout, link.size)
+        placement = placements[link.rank]
         _check_conditions(job, strategy, placement, link.rank)
         rows = ShardedRows(data.train, layout, placement.shards, job.seed, job.dtype)
         test = _share_of_test(data, control, job)
     with limited_threads(control, 1 if job.reproducible else job.threads, os.environ) as (share, thread_note):
         if job.threads and isinstance(model, MLP) and not is_object(request.model):
             model = replace(model, threads=share)  # only when asked: small products lose by being shared
-        plan = replace(_plan(job, placement, rows, layout, strategy), meet=_meet(job, layout, folder),
-                       leaves=_leaves(job, link.rank))
-        about = _about(job, strategy, model, data, layout, control)
+        plan = _plan(job, placements, link.rank, rows, layout, strategy)
+        plan = replace(plan, meet=_meet(job, plan, folder), leaves=_leaves(job, link.rank))
+        about = _about(job, strategy, model, data, layout, plan, control)
         about["data"] |= _scale(control, rows)
         about["optimiser_chosen"] = optimiser_chosen(request, earlier)
         with agreed(control):
@@ -103,7 +107,8 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
                 folder.write_job(job.as_dict(), request.of_a_program())
         size, dtype = sum(prod(shape) for shape in model.shapes.values()), np.dtype(job.dtype)
         said = (thread_note, _data_note(control, rows, strategy), _resume_note(request, earlier, about, control.size),
-                _done_note(job, plan, earlier), choice, strategy.note(link, size, dtype))
+                _done_note(job, plan, earlier), _shares_note(layout, placements, plan.trainers, earlier), choice,
+                strategy.note(link, size, dtype))
         notes = [request.spell(note) for note in said if note]
         warm(control, model, optimiser, rows, job, strategy)
         yield Session(request, job, folder, earlier, model, optimiser, strategy, plan, rows, test, about, notes)
@@ -118,19 +123,19 @@ def dry_run(control: Any, request: Request) -> str:
         _optimiser(job, request)
         layout = _layout(job, data, control.size, earlier)
         shapes = model.shapes
-        placements = [strategy.placement(layout.shards, rank, control.size) for rank in range(control.size)]
+        placements = _placements(strategy, layout, control.size)
         for rank, placement in enumerate(placements):
             _check_conditions(job, strategy, placement, rank)
     lines = [f"{name:<16} {','.join(map(str, value)) if isinstance(value, list) else value}" for name, value in
              job.as_dict().items()]
     size = sum(prod(shape) for shape in shapes.values())
-    plan = _plan(job, placements[0], None, layout, strategy)
+    plan = _plan(job, placements, 0, None, layout, strategy)
     lines += [
         "",
         f"data             {data.name}: {layout.train_rows} rows to train on, {layout.validation_rows} for validation, "
         f"{data.test.n if data.test else 0} to test on; {data.features} features, {data.outputs} outputs",
         f"parameters       {size} ({size * np.dtype(job.dtype).itemsize / 1e6:.2f} MB)",
-        f"steps            {plan.steps}, {layout.steps_per_epoch} an epoch; first rate {plan.schedule(0):g}",
+        f"steps            {plan.steps}, {plan.steps_per_epoch} an epoch; first rate {plan.schedule(0):g}",
         f"start            {f'from {earlier}' if earlier else 'afresh'}",
         f"runs             {describe(strategy)}{f': {choice}' if choice else ''}",
     ]
@@ -152,7 +157,8 @@ def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Ch
         if unfit:
             raise UsageError(f"model.init: wrote nan or inf to {unfit[0]!r}, expected finite numbers")
         moments = make_moments(session.optimiser, params.flat)
-    state = State(0, 0, params, moments, None, applying(session.optimiser, job.clip), session.plan.schedule)
+    state = State(0, 0, params, moments, None, applying(session.optimiser, job.clip), session.plan.schedule,
+                  trainers=session.plan.trainers)
     loaded = None
     if session.earlier:
         with agreed(control):
@@ -173,16 +179,56 @@ def _optimiser(job: Job, request: Request) -> Any:
     return request.optimiser if is_object(request.optimiser) else make_optimiser(job)
 
 
-def _plan(job: Job, placement: Placement, rows: Any, layout: Layout, strategy: Strategy) -> Plan:
-    whole = job.epochs * layout.steps_per_epoch
-    schedule = make_schedule(job, layout.steps_per_epoch, whole)  # of the whole run, wherever max_steps cuts it
+def _placements(strategy: Strategy, layout: Layout, size: int) -> list[Placement]:
+    """The roles of all ranks. Raises a `UsageError` if a worker of a parameter server has no rows."""
+    placements = [strategy.placement(layout.shards, rank, size) for rank in range(size)]
+    workers = [placement for placement in placements if placement.endless]
+    fit = sum(_holds_rows(layout, placement) for placement in workers)
+    if fit < len(workers):
+        raise UsageError(f"ranks: got {len(workers)} workers for strategy {describe(strategy)}, expected at most {fit}: the "
+                         f"rows are in {fit} shards, and a worker without rows has no gradients to push")
+    return placements
+
+
+def _holds_rows(layout: Layout, placement: Placement) -> bool:
+    return any(layout.train_count(shard) for shard in placement.shards)
+
+
+def _trainers(layout: Layout, placements: list[Placement]) -> int:
+    """Number of ranks that hold rows if these are the first ones; otherwise 0, which counts all ranks."""
+    held = [_holds_rows(layout, placement) for placement in placements]
+    return sum(held) if held == sorted(held, reverse=True) else 0
+
+
+def _plan(job: Job, placements: list[Placement], rank: int, rows: Any, layout: Layout, strategy: Strategy) -> Plan:
+    """The plan of ``rank``. Workers of a parameter server take only steps with rows; an epoch ends after all of these."""
+    filled = [layout.filled_steps(placement.shards) for placement in placements if placement.endless]
+    epoch = -(-sum(map(len, filled)) // len(filled)) if filled else layout.steps_per_epoch
+    whole = job.epochs * epoch
+    schedule = make_schedule(job, epoch, whole)  # of the whole run, wherever max_steps cuts it
     steps = min(whole, job.max_steps or whole)
-    return Plan(placement, rows, layout.batch_rows, layout.steps_per_epoch, steps, whole, schedule, job.clip, strategy.by_shard)
+    return Plan(placements[rank], rows, layout.batch_rows, epoch, steps, whole, schedule, job.clip, strategy.by_shard,
+                filled=layout.filled_steps(placements[rank].shards) if placements[rank].endless else None,
+                trainers=_trainers(layout, placements))
 
 
-def _meet(job: Job, layout: Layout, folder: Folder | None) -> int:
+def _meet(job: Job, plan: Plan, folder: Folder | None) -> int:
     """Steps between two meetings of ranks that are not in lockstep: those between two checkpoints, or an epoch's."""
-    return job.checkpoint_every or layout.steps_per_epoch if folder or job.validation else 0
+    return job.checkpoint_every or plan.steps_per_epoch if folder or job.validation else 0
+
+
+def _shares_note(layout: Layout, placements: list[Placement], trainers: int, earlier: Path | None) -> str:
+    """A warning if ranks have no rows, or if the shards are so uneven that steps take much longer."""
+    size = sum(not placement.serves for placement in placements)
+    if 0 < trainers < size:
+        return f"{size - trainers} of {size} ranks have no rows, because the run has {layout.shards} shards: they only wait"
+    most = max(len(placement.shards) for placement in placements)
+    longer = most * size / layout.shards
+    if longer <= UNEVEN:
+        return ""
+    remedy = "" if earlier else f"; `shards={-(-layout.shards // size) * size}` divides evenly"
+    return (f"{layout.shards} shards on {size} ranks are uneven: some ranks have {most} shards, so that a step takes "
+            f"{longer:.2g} times as long as with even shares{remedy}")
 
 
 def _check_conditions(job: Job, strategy: Strategy, placement: Placement, rank: int) -> None:
@@ -316,7 +362,7 @@ def _done_note(job: Job, plan: Plan, earlier: Path | None) -> str:
     return f"nothing to do: all {plan.steps} steps are done ({limit}); expected a larger {wanted}"
 
 
-def _about(job: Job, strategy: Strategy, model: Any, data: Data, layout: Layout, control: Any) -> dict[str, Any]:
+def _about(job: Job, strategy: Strategy, model: Any, data: Data, layout: Layout, plan: Plan, control: Any) -> dict[str, Any]:
     """What a checkpoint says of itself, and of what is needed to use it."""
     network = {each.name: getattr(model, each.name) for each in fields(MLP)} if type(model) is MLP else {}
     return {
@@ -330,7 +376,7 @@ def _about(job: Job, strategy: Strategy, model: Any, data: Data, layout: Layout,
         "rows": data.train.n,
         "train_rows": layout.train_rows,
         "shards": layout.shards,
-        "steps_per_epoch": layout.steps_per_epoch,
+        "steps_per_epoch": plan.steps_per_epoch,
     }
 
 

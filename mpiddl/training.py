@@ -222,12 +222,14 @@ def _run(link: Any, control: Any, session: Session) -> Result:
                   folder.checkpoints if folder else None, session.about, show, keep,
                   begun=step_of(earlier.path) if earlier else None)
     before, updates = crc32(state.params.flat.data), state.updates
+    over = earlier and earlier.manifest.get("finished") and earlier.manifest["index"] >= session.plan.steps
+    final = state.params.flat.copy() if over else None
     try:
         loop(link, session.model, session.optimiser, session.strategy, session.plan, state, watch, _pace(link, session.job))
         if state.updates > updates and crc32(state.params.flat.data) == before:
             shown.say(f"{state.updates - updates} updates changed no parameter. An optimiser of your own must change params "
                       "in place: params -= ...")
-        manifest = _finish(link, control, session, state, watch)
+        manifest = _finish(link, control, session, state, watch, final)
         watch.look_back(state)
         splits, hosts = metrics.finish(), metrics.traffic.hosts()
         tested = evaluate_rows(control, session.model, state.params, session.test_rows())
@@ -253,16 +255,20 @@ def _pace(link: Any, job: Job) -> Pace | None:
     return conditions.pace(link, job.step_seconds) if conditions or link.simulated else None
 
 
-def _finish(link: Any, control: Any, session: Session, state: State, watch: Watch) -> dict[str, Any] | None:
+def _finish(link: Any, control: Any, session: Session, state: State, watch: Watch,
+            final: np.ndarray | None) -> dict[str, Any] | None:
     """Let the strategy finish, and keep the outcome; returns the last checkpoint's manifest. Collective.
 
-    A run cut short is kept as it was before, so that it goes on later as if it had not been.
+    A run cut short is kept as it was before, so that it goes on later as if it had not been. ``final``: the parameters of a run
+    that had finished before; they stay as they are, to the bit.
     """
     strategy, manifest = session.strategy, None
     cut = strategy.lockstep and state.index < session.plan.whole
     if session.folder and cut:
         manifest = watch.save(state)
     strategy.finish(link, state.strategy, state.replica)
+    if final is not None:
+        state.params.flat[:] = final
     watch.check_replicas(state)
     if not strategy.replicated:
         with watch.metrics.traffic.aside():

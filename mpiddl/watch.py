@@ -22,6 +22,7 @@ from mpiddl.loop import Plan, State
 from mpiddl.memory import FlatBuffer
 from mpiddl.metrics import Metrics, finite
 from mpiddl.models.base import Score
+from mpiddl.strategies.averages import average
 from mpiddl.strategies.base import Step, Strategy
 from mpiddl.transport.base import IN_PLACE, Comm
 
@@ -104,25 +105,23 @@ class Watch:
         counts = {"index": state.index, "updates": state.updates}
         common = counts if self.strategy.lockstep else {"index": step, "updates": step}
         self.check_replicas(state)
-        params, moments = self.consensus(state), state.moments
+        params, moments = state.params if finished else self.consensus(state), state.moments
         own = {} if params is state.params else {"params": state.params.flat}
         if not self.strategy.replicated:
             own |= {f"moment.{name}": moment for name, moment in moments.items()}
-            moments = {name: self._mean(moment) for name, moment in moments.items()}
+            moments = {name: _mean(self.comm, moment, self.plan.trainers) for name, moment in moments.items()}
         begun, self.begun = self.begun, None
         return checkpoint.save(
             self.comm, checkpoints, step, params.views, moments, own,
             {**counts, "strategy": None if finished else state.strategy},
-            {**self.about, **common, "elapsed": self.metrics.elapsed_s, "bytes_sent": self.metrics.all_bytes()},
+            {**self.about, **common, "finished": finished, "elapsed": self.metrics.elapsed_s,
+             "bytes_sent": self.metrics.all_bytes()},
             self.job.keep, begun,
         )
 
     def consensus(self, state: State) -> FlatBuffer:
         """The common model of all ranks. Collective."""
         return consensus(self.comm, self.model, self.strategy, state)
-
-    def _mean(self, array: np.ndarray) -> np.ndarray:
-        return _mean(self.comm, array)
 
     def look_back(self, state: State) -> None:
         """Validate the final model if it has not been validated yet. Collective.
@@ -166,7 +165,7 @@ class Watch:
         """Root mean square distance of the training ranks from ``model``, divided by its norm. Collective."""
         if self.strategy.replicated and not self.strategy.guesses:
             return 0.0
-        trains = not self.plan.placement.serves
+        trains = not self.plan.placement.serves and self.comm.rank < (self.plan.trainers or self.comm.size)
         apart = (state.params.flat - model.flat).astype(float)
         sums = np.array([float(apart @ apart), 1.0]) if trains else np.zeros(2)
         self.comm.Allreduce(IN_PLACE, sums)
@@ -224,7 +223,7 @@ class Watch:
 
 
 def consensus(comm: Comm, model: Any, strategy: Strategy, state: State) -> FlatBuffer:
-    """The common model of all ranks: the strategy's, or the replicated parameters, or the mean of all parameters.
+    """The common model of all ranks: the strategy's, or the replicated parameters, or the mean over the ranks with rows.
 
     Communication
     -------------
@@ -235,16 +234,16 @@ def consensus(comm: Comm, model: Any, strategy: Strategy, state: State) -> FlatB
     if told is None:
         if strategy.replicated:
             return state.params
-        told = _mean(comm, state.params.flat)
+        told = _mean(comm, state.params.flat, state.trainers)
     found = FlatBuffer(model.shapes, state.params.dtype)
     found.flat[:] = told
     return found
 
 
-def _mean(comm: Comm, array: np.ndarray) -> np.ndarray:
-    total = array.copy()
-    comm.Allreduce(IN_PLACE, total)
-    return total / total.dtype.type(comm.size)
+def _mean(comm: Comm, array: np.ndarray, trainers: int) -> np.ndarray:
+    mean = array.copy()
+    average(comm, mean, trainers)
+    return mean
 
 
 def _check_loss(line: dict[str, Any]) -> None:

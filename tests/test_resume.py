@@ -16,7 +16,7 @@ from mpiddl.errors import CheckpointError, DataError, ShapeError, UsageError
 from mpiddl.folder import Folder
 from mpiddl.inference import predict_run
 from mpiddl.job import read_job_file
-from mpiddl.transport import uncaught
+from mpiddl.transport import uncaught, virtual
 
 pytestmark = pytest.mark.no_mpi
 
@@ -166,3 +166,15 @@ def test_the_command_line_speaks_in_flags(tmp_path, capsys, monkeypatch):
     assert code == 1 and "step-00000008 with `--resume-step 8`" in said
     code, said = train("--resume-step", "8")
     assert code == 0 and f"going on from {tmp_path}/checkpoints/step-00000008" in said
+
+
+@pytest.mark.parametrize("strategy", ["local-sgd:period=3", "gossip", "gossip:graph=complete,bits=4", "gossip:pace=own", "elastic",
+                                      "hierarchical", "asgd:communication=two-sided", "delayed"])
+def test_a_run_that_is_over_keeps_its_bits_when_it_is_resumed(tmp_path, strategy):
+    job = {"strategy": strategy, "out": tmp_path, "epochs": 1, "quiet": True, "optimiser": "momentum"}
+    nodes = [0, 0, 1]
+    first = virtual.run(3, lambda comm: mpiddl.train("softmax", "digits", comm=comm, **job), nodes)[0]
+    for size in (3, 2):
+        again = virtual.run(size, lambda comm: mpiddl.train("softmax", "digits", comm=comm, resume=True, **job), nodes[:size])[0]
+        for name, array in first.params.items():
+            assert (again.params[name] == array).all()

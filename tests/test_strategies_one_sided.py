@@ -40,8 +40,8 @@ def adding(size):
 def pushed(comm, rule, value, size, steps, meet=0):
     """Each rank pushes ``value(pulled)`` as gradients that are added to the parameters.
 
-    Returns what this rank has pulled, shape (pushes, size), the parameters at the end, the delays, and the number of meetings. A
-    rank that starts late may find that the others have made all pushes.
+    Returns what this rank has pulled, shape (pushes, size), the parameters at the end, the delays, and the number of meetings.
+    A rank that starts late may find that the others have made all pushes.
     """
     replica, strategy = adding(size), OneSided(rule)
     state, grad, seen, met = strategy.init(comm, replica), np.zeros(size), [], 0

@@ -47,7 +47,7 @@ def owned(count: int, size: int, rank: int) -> slice:
     return slice(min(blocks.start * unit, count), min(blocks.stop * unit, count))
 
 
-def mean_quantised(comm: Any, unsent: np.ndarray, owed: np.ndarray, mean: np.ndarray, bits: int) -> None:
+def mean_quantised(comm: Any, unsent: np.ndarray, owed: np.ndarray, mean: np.ndarray, bits: int, count: int = 0) -> None:
     """``mean`` becomes that of all ranks' ``unsent``, but for what rounding loses.
 
     Parameters
@@ -60,6 +60,8 @@ def mean_quantised(comm: Any, unsent: np.ndarray, owed: np.ndarray, mean: np.nda
         The same bits on all ranks; nothing of what was in it counts.
     bits : int
         8, 4 or 2.
+    count : int
+        The sum is divided by it, if other ranks have only zeros; 0: by the number of ranks.
     """
     size, rank = comm.size, comm.rank
     parts = [owned(unsent.size, size, each) for each in range(size)]
@@ -71,7 +73,7 @@ def mean_quantised(comm: Any, unsent: np.ndarray, owed: np.ndarray, mean: np.nda
     total[:] = 0
     for message in theirs:
         message.add_to(total)
-    total *= 1 / size
+    total *= 1 / (count or size)
     owed += total
     means = [Message(part.stop - part.start, bits) for part in parts]
     means[rank].write(owed)

@@ -1,4 +1,10 @@
-"""Averages of all ranks' parameters, applied at once or some steps after their start."""
+"""Averages of the parameters, applied at once or some steps after their start; weights of ranks with few rows or none.
+
+Each sample has the same weight, to first order in the learning rate. A rank whose gradient is of c samples makes its update
+with c T / b times the learning rate, where b is the number of samples of the global batch, and T the number of ranks that hold
+rows (`own_rate`). These T ranks have the same weight in averages. Ranks without rows have the weight 0; they take the result.
+This is our interpretation of sources that assume ranks with equal batches. With equal batches all factors are 1.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.errors import UsageError
-from mpiddl.strategies.base import Replica, Step
+from mpiddl.strategies.base import Combined, Replica, Step
 from mpiddl.strategies.late import Late, late
 from mpiddl.transport.base import IN_PLACE, Comm
 
@@ -45,10 +51,10 @@ class Averages:
             state = self._apply(comm, state, replica)
         if self.due(step) and self.delay:
             params = replica.params
-            sum = self._late(comm, params).start(params)
+            sum = self._late(comm, params).start(params if holds_rows(comm, replica) else np.zeros_like(params))
             return {**state, "average": sum, "given": params.copy(), "at": step.index + 1}
         if self.due(step):
-            average(comm, replica.params)
+            average(comm, replica.params, replica.trainers)
         return state
 
     def finish(self, comm: Comm, state: dict[str, Any], replica: Replica) -> None:
@@ -60,7 +66,7 @@ class Averages:
 
     def _apply(self, comm: Comm, state: dict[str, Any], replica: Replica) -> dict[str, Any]:
         mean = self._late(comm, replica.params).wait(state["average"])
-        mean *= 1 / comm.size
+        mean *= 1 / trainers(comm, replica)
         mean -= state["given"]
         replica.params += mean
         return {name: value for name, value in state.items() if name not in ("average", "given", "at")}
@@ -69,8 +75,41 @@ class Averages:
         return late(comm, self, array.size, array.dtype, 1)
 
 
-def average(comm: Comm, array: np.ndarray) -> None:
-    """Replace ``array`` by its mean over all ranks."""
+def average(comm: Comm, array: np.ndarray, trainers: int = 0) -> None:
+    """Replace ``array`` by its mean over the first ``trainers`` ranks, 0: over all ranks. Called on all ranks."""
     if comm.size > 1:
+        if trainers and comm.rank >= trainers:
+            array[:] = 0
         comm.Allreduce(IN_PLACE, array)
-        array *= 1 / comm.size
+        array *= 1 / (trainers or comm.size)
+
+
+def trainers(comm: Comm, replica: Replica) -> int:
+    """Number of ranks that hold rows."""
+    return replica.trainers or comm.size
+
+
+def holds_rows(comm: Comm, replica: Replica) -> bool:
+    """Whether this rank holds rows."""
+    return comm.rank < trainers(comm, replica)
+
+
+def own_rate(step: Step, trainers: int, count: int, ranks: int = 1) -> float:
+    """Factor for the learning rate of an update by ``ranks`` of ``trainers`` ranks, with the gradient of ``count`` samples.
+
+    The last batch of an epoch may have fewer samples than ranks have rows. The factor of one sample is then 1, not larger:
+    an update of one noisy gradient should not be longer than the others.
+
+    Examples
+    --------
+    >>> own_rate(Step(0, 2, 6, 0.1), trainers=3, count=2)
+    1.0
+    >>> own_rate(Step(0, 1, 8, 0.1), trainers=16, count=1)
+    2.0
+    """
+    return count * trainers / (ranks * max(step.total, min(step.full or step.total, trainers)))
+
+
+def own_update(grad: np.ndarray, state: Any, step: Step, trainers: int) -> Combined:
+    """The rank's own gradient for its update, at the learning rate of `own_rate`."""
+    return Combined(grad, step.count, state, rate=own_rate(step, trainers, step.count) if step.count else 1.0)

@@ -68,6 +68,7 @@ class Step:
     rate : learning rate of this step.
     steps : number of steps of the whole run.
     meet : steps between two meetings of all ranks, for validation and checkpoints; 0: no meetings.
+    full : samples in a global batch other than the last one of an epoch; 0: ``total``.
     """
 
     index: int
@@ -76,6 +77,7 @@ class Step:
     rate: float
     steps: int = 0
     meet: int = 0
+    full: int = 0
 
 
 def _nobody(*args: Any) -> Any:
@@ -102,15 +104,21 @@ class Replica:
         Updates that the moments have seen.
     tensors : sequence of slice
         The part of the parameters that each array of the model occupies.
+    layers : sequence of slice
+        The part of each layer: an array of two or more dimensions, and the arrays of one dimension after it.
+    trainers : int
+        Ranks that hold rows, the first ones; 0: all ranks. The others, idle ranks, must not count in averages.
     """
 
-    __slots__ = ("_params", "apply", "begun", "moments", "rate", "tensors", "updates")
+    __slots__ = ("_params", "apply", "begun", "layers", "moments", "rate", "tensors", "trainers", "updates")
 
     def __init__(self, params: np.ndarray, moments: dict[str, np.ndarray], apply: Callable[..., None] = _nobody,
-                 rate: Callable[[float], float] = _nobody, begun: int = 0, updates: int = 0, tensors: Sequence[slice] = ()):
+                 rate: Callable[[float], float] = _nobody, begun: int = 0, updates: int = 0, tensors: Sequence[slice] = (),
+                 layers: Sequence[slice] = (), trainers: int = 0):
         self._params, self.moments, self.apply, self.rate = params, moments, apply, rate
-        self.begun, self.updates = begun, updates
+        self.begun, self.updates, self.trainers = begun, updates, trainers
         self.tensors = tensors or [slice(0, params.size)]
+        self.layers = layers or [slice(0, params.size)]
 
     @property
     def params(self) -> np.ndarray:
@@ -133,6 +141,7 @@ class Combined:
     stop : this rank has finished its last step. `finish` is still called, `mix` is not.
     updates : number of updates that the strategy has made itself.
     meet : all ranks are at a meeting: they may communicate between steps although they do not step together.
+    rate : factor for the learning rate of the local update.
     """
 
     grad: np.ndarray
@@ -141,6 +150,7 @@ class Combined:
     stop: bool = False
     updates: int = 0
     meet: bool = False
+    rate: float = 1.0
 
 
 class Pending:

@@ -5,7 +5,7 @@ The centre c is the model. Each rank holds it, with the same bits, because the s
 Cost: an all-reduce of V every ``period`` steps. Memory: 2 V.
 Source: EASGD, Zhang, Choromanska and LeCun, NIPS 2015, arXiv:1412.6651, equations 3 and 4, alpha = 0.9/P as in section 5
 [interpretation: after the update, not at the same time; every ``period`` steps as in algorithm 1, but on all ranks together
-unless ``pace`` is own].
+unless ``pace`` is own; each sample has the same weight (`mpiddl.strategies.averages`); ranks without rows are not pulled].
 Laws: it keeps the sum of the centre and all ranks' parameters; with alpha = 1/P the centre is their mean.
 """
 
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from mpiddl.errors import UsageError
-from mpiddl.strategies.base import Replica, Step, Strategy, brief, check_numbers
+from mpiddl.strategies.averages import own_update, trainers
+from mpiddl.strategies.base import Combined, Replica, Step, Strategy, brief, check_numbers
 from mpiddl.strategies.elastic_own_pace import ElasticOwnPace
 from mpiddl.strategies.graphs import SYMMETRIC
 from mpiddl.strategies.own_pace import OWN_PACE, TOGETHER, WHOLE, check_pace
@@ -68,7 +69,10 @@ class Elastic(Strategy):
                              "a larger value moves the centre past the mean of the ranks")
 
     def init(self, comm: Comm, replica: Replica) -> Any:
-        return {"centre": replica.params.copy(), "exchanges": 0}
+        return {"centre": replica.params.copy(), "exchanges": 0, "trainers": trainers(comm, replica)}
+
+    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        return own_update(grad, state, step, state["trainers"])
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
         if self.wants(state, replica.params, step):
@@ -88,14 +92,17 @@ class Elastic(Strategy):
 
     def pull(self, comm: Comm, state: Any, params: np.ndarray) -> None:
         """Pull ranks and centre towards each other. Collective."""
-        alpha, centre = self.share(comm.size), state["centre"]
+        alpha, centre = self.share(state["trainers"]), state["centre"]
         apart = params - centre
-        params -= alpha * apart
+        if comm.rank < state["trainers"]:
+            params -= alpha * apart
+        else:
+            apart[:] = 0
         comm.Allreduce(IN_PLACE, apart)
         centre += alpha * apart
 
     def share(self, size: int) -> float:
-        """Alpha on ``size`` ranks."""
+        """Alpha if ``size`` ranks hold rows."""
         return self.alpha or BETA / size
 
     def wants(self, state: Any, params: np.ndarray, step: Step) -> bool:

@@ -40,7 +40,8 @@ class ElasticAdaptive(Elastic):
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
         if (step.index + 1) % self.period == 0:
-            wanted = np.array([self.wants(state, replica.params, step)], np.float64)
+            wants = self.wants(state, replica.params, step) and comm.rank < state["trainers"]
+            wanted = np.array([wants], np.float64)
             comm.Allreduce(IN_PLACE, wanted, MAX)
             if wanted[0]:
                 self.pull(comm, state, replica.params)

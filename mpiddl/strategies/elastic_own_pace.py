@@ -36,7 +36,7 @@ class Centred(Rounds):
     def _draw(self, params: np.ndarray) -> np.ndarray:
         """Move the centre towards ``params``. Returns the move, in the array ``params``."""
         params -= self.state["centre"]
-        params *= self._rule.share(self._comm.size)
+        params *= self._rule.share(self.state["trainers"])
         self.state["centre"] += params
         return params
 

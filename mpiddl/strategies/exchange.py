@@ -22,7 +22,7 @@ MIXED, TOLD = 1, 2
 def blend(comm: Comm, array: np.ndarray, near: Hood) -> None:
     """Replace ``array`` (n,) by the weighted sum over the ranks. Called by all ranks of the round."""
     if near.uniform:
-        average(comm, array)
+        average(comm, array, near.uniform)
         return
     theirs = _swapped(comm, array, near.sources, near.targets, MIXED)
     array *= near.own

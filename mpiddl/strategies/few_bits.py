@@ -51,12 +51,15 @@ def few_bits_state(comm: Comm, params: np.ndarray, bits: int) -> dict[str, Any]:
     return {"anchor": params.copy(), "unsent": np.zeros_like(params), "owed": np.zeros_like(params[part])}
 
 
-def few_bits_average(comm: Comm, state: dict[str, Any], params: np.ndarray, bits: int) -> None:
-    """Replace ``params`` by their mean over all ranks, to rounding. `few_bits_taken` follows. Collective."""
+def few_bits_average(comm: Comm, state: dict[str, Any], params: np.ndarray, bits: int, trainers: int) -> None:
+    """Replace ``params`` by their mean over the first ``trainers`` ranks, to rounding; the others have not changed theirs.
+
+    `few_bits_taken` follows. Collective.
+    """
     if "anchor" in state:
         state["unsent"] += params
         state["unsent"] -= state["anchor"]
-        mean_quantised(comm, state["unsent"], state["owed"], params, bits)
+        mean_quantised(comm, state["unsent"], state["owed"], params, bits, trainers)
         params += state["anchor"]
 
 

@@ -10,6 +10,8 @@ Sources: gossiping SGD, Jin et al. 2016, arXiv:1611.04581, section 3; with doubl
 2017, arXiv:1705.09056, algorithm 1 [interpretation: mixed after the update, not before it]; momentum that is mixed, Yu et
 al., ICML 2019, arXiv:1905.03817; slow momentum over gossip, Wang et al., ICLR 2020, arXiv:1910.00643 [interpretation: a step
 of it with each exchange]; periodic averages, Chen et al., ICML 2021, arXiv:2105.09080, algorithm 1.
+Interpretation: each sample has the same weight (`mpiddl.strategies.averages`), and ranks without rows are not in the graph,
+unless the user gives the weights.
 Laws: a round keeps the mean of the ranks' parameters; on the complete graph with period 1 it is their average by all-reduce,
 bit for bit.
 """
@@ -22,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from mpiddl.errors import UsageError
-from mpiddl.strategies.averages import average
-from mpiddl.strategies.base import Replica, Step, Strategy, brief, check_numbers
+from mpiddl.strategies.averages import average, own_update, trainers
+from mpiddl.strategies.base import Combined, Replica, Step, Strategy, brief, check_numbers
 from mpiddl.strategies.exchange import blend
 from mpiddl.strategies.few_bits import check_bits, few_bits_average, few_bits_state, few_bits_taken, few_bits_warm
 from mpiddl.strategies.graphs import (
@@ -120,21 +122,24 @@ class Gossip(Strategy):
         few_bits_warm(size, dtype, self.bits)
 
     def init(self, comm: Comm, replica: Replica) -> Any:
-        return {"exchanges": 0, **slow_state(replica.params, self.outer), **few_bits_state(comm, replica.params, self.bits)}
+        begin = {**slow_state(replica.params, self.outer), **few_bits_state(comm, replica.params, self.bits)}
+        return {"exchanges": 0, "trainers": self.trainers(comm, replica), **begin}
+
+    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        return own_update(grad, state, step, state["trainers"])
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
         done, number = step.index + 1, self.rounds(step.index, step.steps)
         if self.average and done % self.average == 0:
             self.meet(comm, state, replica, step)
         elif self.rounds(done, step.steps) > number:
-            mixing = weights(self.graph, comm.size, number, self.symmetric, self.seed)
-            self.round(comm, state, replica, hood(mixing, comm.rank, self.symmetric), step)
+            self.round(comm, state, replica, self.near(comm, state, number), step)
         return state
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
         model = self.model(comm, state, replica.params)
         if model is None:
-            average(comm, replica.params)
+            average(comm, replica.params, state["trainers"])
         else:
             replica.params[:] = model
 
@@ -144,6 +149,16 @@ class Gossip(Strategy):
     @property
     def symmetric(self) -> bool:
         return self.direction == SYMMETRIC
+
+    def trainers(self, comm: Comm, replica: Replica) -> int:
+        """Number of ranks in the graph, the first ones: those that hold rows, or all ranks if the user gives the weights."""
+        return trainers(comm, replica) if isinstance(self.graph, str) else comm.size
+
+    def near(self, comm: Comm, state: Any, number: int) -> Hood:
+        """This rank's part of round ``number``."""
+        mixing = weights(self.graph, state["trainers"], number, self.symmetric, self.seed)
+        found = hood(mixing, min(comm.rank, len(mixing) - 1), self.symmetric)
+        return found if comm.rank < len(mixing) or found.uniform else Hood(1.0, {}, {})
 
     def rounds(self, done: int, steps: int) -> int:
         """Number of rounds in the first ``done`` of ``steps`` steps."""
@@ -156,14 +171,14 @@ class Gossip(Strategy):
 
     def meet(self, comm: Comm, state: Any, replica: Replica, step: Step) -> None:
         """All ranks take the mean after ``step``."""
-        self.round(comm, state, replica, everybody(comm.size), step)
+        self.round(comm, state, replica, everybody(state["trainers"]), step)
 
     def exchange(self, comm: Comm, state: Any, replica: Replica, near: Hood, part: slice) -> None:
         """Mix ``part`` with the neighbours of this rank. `taken` follows."""
         if not near.uniform:
             self.begin(state, replica.params, part)
         if self.bits:
-            few_bits_average(comm, state, replica.params, self.bits)
+            few_bits_average(comm, state, replica.params, self.bits, state["trainers"])
         else:
             self.blend(comm, replica, near, part)
         if near.uniform:

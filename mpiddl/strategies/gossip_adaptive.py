@@ -68,7 +68,7 @@ class GossipAdaptive(Gossip):
 
     def round(self, comm: Comm, state: Any, replica: Replica, near: Hood, step: Step) -> None:
         parts = _parts(state)
-        wanted = self._trigger.wants(state, replica.params, parts, step)
+        wanted = self._trigger.wants(state, replica.params, parts, step) & (comm.rank < state["trainers"])
         moved = np.zeros(len(parts), bool)
         for number, left in enumerate(self._agreed(comm, state, near, wanted)):
             if left is not None:
@@ -85,7 +85,7 @@ class GossipAdaptive(Gossip):
     def meet(self, comm: Comm, state: Any, replica: Replica, step: Step) -> None:
         _weigh(replica.params, state)
         state["weights"][:] = 1
-        self.exchange(comm, state, replica, everybody(comm.size), WHOLE)
+        self.exchange(comm, state, replica, everybody(state["trainers"]), WHOLE)
         for number, part in enumerate(_parts(state)):
             self.taken(state, replica.params, part, number, step.index + 1)
 
@@ -103,10 +103,10 @@ class GossipAdaptive(Gossip):
         self._trigger.calibrate(state, np.array([moved]), step.steps, step.steps - step.index - 1)
 
     def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray:
-        """The weighted mean; the weights of all ranks add up to their number."""
+        """The weighted mean; the weights of the ranks in the graph add up to their number."""
         mean = params.copy()
         _weigh(mean, state)
-        average(comm, mean)
+        average(comm, mean, state["trainers"])
         return mean
 
     @property

@@ -45,13 +45,13 @@ class Hood(NamedTuple):
     own : the weight of its own parameters.
     sources : weight of each rank that this rank receives from.
     targets : weight of each rank that this rank sends to.
-    uniform : all weights of the matrix are equal.
+    uniform : number of ranks that take the mean of theirs, the first ones; 0: the other fields tell the weights.
     """
 
     own: float
     sources: dict[int, float]
     targets: dict[int, float]
-    uniform: bool = False
+    uniform: int = 0
 
 
 def hood(weights: np.ndarray, rank: int, symmetric: bool) -> Hood:
@@ -60,7 +60,7 @@ def hood(weights: np.ndarray, rank: int, symmetric: bool) -> Hood:
     Examples
     --------
     >>> hood(np.array([[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]), 0, symmetric=True)
-    Hood(own=0.5, sources={1: 0.5}, targets={1: 0.5}, uniform=False)
+    Hood(own=0.5, sources={1: 0.5}, targets={1: 0.5}, uniform=0)
     """
     if symmetric and (weights == weights[0, 0]).all():
         return everybody(len(weights))
@@ -70,8 +70,8 @@ def hood(weights: np.ndarray, rank: int, symmetric: bool) -> Hood:
 
 
 def everybody(size: int) -> Hood:
-    """A round in which all ranks take the mean."""
-    return Hood(1 / size, {}, {}, True)
+    """A round in which all ranks take the mean of the first ``size`` ranks."""
+    return Hood(1 / size, {}, {}, size)
 
 
 def weights(graph: Any, size: int, number: int, symmetric: bool = True, seed: int = 0) -> np.ndarray:
@@ -117,7 +117,7 @@ def _peers(graph: str, size: int, number: int, symmetric: bool, seed: int) -> np
     if graph in (MATCHING, COMPLETE):
         order = permutation(size, seed, ORDER, epoch=number)
         places = np.argsort(order)
-        return order[places ^ 1] if graph == MATCHING else order[places - 1]
+        return order[np.where(places ^ 1 < size, places ^ 1, places)] if graph == MATCHING else order[places - 1]
     if graph == RING and symmetric:
         first = np.where((size % 2 == 1) & (ranks == size - 1), 2, ranks % 2)  # colours of pairs (i, i + 1)
         begins = (first == number % (2 + size % 2)) & (size > 1)

@@ -5,7 +5,8 @@ parameters. ``delay`` steps later they apply it: x <- x + (mean - x_0), where x_
 Cost: per step, an all-reduce of V bytes in memory; every ``period`` steps 2 (N-1)/N V sent by a node, N nodes, during ``delay``
 steps.
 Sources: two levels as in hierarchical local SGD, Lin et al., ICLR 2020, arXiv:1808.07217; late averages as in Zhou et al. 2020,
-arXiv:2006.00441 (DaSGD). Departures: the weight of a node is its number of ranks; each node keeps its own moments.
+arXiv:2006.00441 (DaSGD). Departures: each sample has the same weight (`mpiddl.strategies.averages`); each node keeps
+its own moments.
 Laws: on one node it is `allreduce`, to rounding; with one rank per node and delay 0 it is `local-sgd`.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives import allreduce
-from mpiddl.strategies.averages import Averages, average
+from mpiddl.strategies.averages import Averages, average, holds_rows, own_rate, own_update, trainers
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.topology import neighbours
 from mpiddl.transport.base import IN_PLACE, Comm
@@ -44,11 +45,13 @@ class Hierarchical(Strategy):
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
         local = neighbours(comm).local
         if local.size == 1:
-            return Combined(grad, step.count, state)
-        count = np.array([float(step.count)])
-        allreduce(local, IN_PLACE, count)
+            return own_update(grad, state, step, trainers(comm, replica))
+        found = np.array([float(step.count), float(holds_rows(comm, replica))])
+        allreduce(local, IN_PLACE, found)
         allreduce(local, IN_PLACE, grad)
-        return Combined(grad, int(count[0]), state)
+        count, ranks = map(int, found)
+        alone = local.size == comm.size or not count
+        return Combined(grad, count, state, rate=1.0 if alone else own_rate(step, trainers(comm, replica), count, ranks))
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
         if neighbours(comm).local.size == comm.size:
@@ -58,7 +61,7 @@ class Hierarchical(Strategy):
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
         self._averages.finish(comm, state, replica)
         if neighbours(comm).local.size < comm.size:
-            average(comm, replica.params)
+            average(comm, replica.params, replica.trainers)
 
     @property
     def _averages(self) -> Averages:

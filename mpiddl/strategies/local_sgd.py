@@ -5,10 +5,10 @@ period and applied ``delay`` steps later: x <- x + (mean - x_0), where x_0 is th
 ``outer`` the change over a period is one step of a slow momentum (`mpiddl.strategies.slow`).
 Cost: one all-reduce of V bytes every ``period`` steps, so 1/period of synchronous SGD (momentum=average: twice that).
 Sources: Stich, ICLR 2019, arXiv:1805.09767, algorithm 1; post-local SGD, Lin et al., ICLR 2020, arXiv:1808.07217; late
-averages, Zhou et al. 2020, arXiv:2006.00441 (DaSGD). Interpretation: all ranks have the same
-weight, as in the source, although the last batch of an epoch may be spread unevenly.
-Laws: period 1 with plain SGD is `allreduce`, to rounding, if the ranks' batches have the same size; so is ``after`` equal to
-the length of the run.
+averages, Zhou et al. 2020, arXiv:2006.00441 (DaSGD). Interpretation: each sample has the same weight
+(`mpiddl.strategies.averages`).
+Laws: period 1 with plain SGD is `allreduce`, to rounding, unless the last batch of an epoch has fewer rows than there are
+ranks; so is ``after`` equal to the length of the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.errors import UsageError
-from mpiddl.strategies.averages import Averages, average
+from mpiddl.strategies.averages import Averages, average, own_update, trainers
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy, brief
 from mpiddl.strategies.slow import check_outer, slow_state, slow_step
 from mpiddl.transport.base import IN_PLACE, Comm
@@ -75,7 +75,7 @@ class LocalSGD(Strategy):
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
         if step.index >= self.after:
-            return Combined(grad, step.count, state)
+            return own_update(grad, state, step, trainers(comm, replica))
         comm.Allreduce(IN_PLACE, grad)
         return Combined(grad, step.total, state)
 
@@ -91,12 +91,12 @@ class LocalSGD(Strategy):
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
         self._averages.finish(comm, state, replica)
-        average(comm, replica.params)
+        average(comm, replica.params, replica.trainers)
 
     def _period_over(self, comm: Comm, state: Any, replica: Replica) -> None:
         for name in sorted(replica.moments):
             if self.momentum == "average":
-                average(comm, replica.moments[name])
+                average(comm, replica.moments[name], replica.trainers)
             elif self.momentum == "reset":
                 replica.moments[name][:] = 0
         slow_step(state, replica.params, self.outer)

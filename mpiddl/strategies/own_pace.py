@@ -37,7 +37,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpiddl.errors import UsageError
-from mpiddl.strategies.averages import average
+from mpiddl.strategies.averages import average, own_rate
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.graphs import PULL, PUSH, SYMMETRIC
 from mpiddl.strategies.mailbox import Letter, Mailbox
@@ -96,7 +96,7 @@ class Rounds:
     def ask(self) -> bool:
         """Start an exchange with the next rank that this rank waits for no answer from. Returns whether there is one."""
         number, self.state["asked"] = self.state["asked"], self.state["asked"] + 1
-        peers = self._rule.peers(number, self._comm.rank, self._comm.size)
+        peers = self._rule.peers(number, self._comm.rank, self.state["trainers"])
         free = [peer for peer in peers if peer not in self._given]
         if free:
             self._ask(free[0])
@@ -218,18 +218,19 @@ class OwnPace(Strategy):
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
         rounds, before = self._rounds(comm, state, replica), state["exchanges"]
         if step.count:
-            replica.apply(replica.params, grad, replica.moments, step.rate, 1 / step.count, replica.updates)
+            rate = step.rate * own_rate(step, state["trainers"], step.count)
+            replica.apply(replica.params, grad, replica.moments, rate, 1 / step.count, replica.updates)
         state["done"] = step.index + 1
         rounds.serve()
-        asked = self.rule.wants(state, replica.params, step) and rounds.ask()
+        asked = comm.rank < state["trainers"] and self.rule.wants(state, replica.params, step) and rounds.ask()
         self.rule.observe(state, int(asked) if self.rule.direction == PUSH else state["exchanges"] - before, step)
         meet = bool(step.meet) and state["done"] % step.meet == 0 and state["done"] < step.steps and rounds.meet()
         return Combined(grad, 0, state, updates=int(step.count > 0), meet=meet)
 
     def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray:
-        """The weighted mean; the weights of all ranks add up to their number."""
+        """The weighted mean; the weights of the ranks in the graph add up to their number."""
         mean = params * params.dtype.type(state["weights"][0])
-        average(comm, mean)
+        average(comm, mean, state["trainers"])
         return mean
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
