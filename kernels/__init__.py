@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compensation import compensate, compensate_damped, compensate_scaled
+    from .compensation import compensate, compensate_scaled, damped_move, sum_of_magnitudes
     from .dense_forward import forward, forward_scratch
     from .dense_input_gradient import input_gradient, input_gradient_scratch
     from .dense_weight_gradient import weight_gradient, weight_gradient_scratch
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "compensate": "compensation",
-    "compensate_damped": "compensation",
     "compensate_scaled": "compensation",
+    "damped_move": "compensation",
+    "sum_of_magnitudes": "compensation",
     "forward": "dense_forward",
     "forward_scratch": "dense_forward",
     "input_gradient": "dense_input_gradient",
@@ -53,8 +54,8 @@ __all__ = [
     "WIDTH",
     "adam",
     "compensate",
-    "compensate_damped",
     "compensate_scaled",
+    "damped_move",
     "forward",
     "forward_scratch",
     "gather_rows",
@@ -65,6 +66,7 @@ __all__ = [
     "sgd",
     "softmax_cross_entropy",
     "squared_error",
+    "sum_of_magnitudes",
     "sum_squares",
     "weight_gradient",
     "weight_gradient_scratch",

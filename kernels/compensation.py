@@ -1,4 +1,4 @@
-"""Gradients that come late, corrected to first order: what they have changed since is about g g^T (p - before), of which the
+"""Late gradients: corrected to first order, or their steps damped. A gradient changes by about g g^T (p - before), of which the
 diagonal is taken. Every element is computed alone, so the bits depend on no vector width.
 """
 
@@ -6,8 +6,12 @@ from __future__ import annotations
 
 from math import sqrt
 
+import numpy as np
+
 from .jit import kernel
 from .lanes import least_of
+
+SUMS = 32
 
 
 @kernel
@@ -31,8 +35,8 @@ def compensate_scaled(grad, params, before, square, strength, decay, rest, eps):
 
 
 @kernel
-def compensate_damped(grad, params, before, square, decay, rest, correction, strength, damping):
-    """s = decay * s + rest * g^2; h = correction * s; g = (g + strength * h * (p - before)) / sqrt(1 + (damping * h)^2).
+def damped_move(params, moved, grad, square, decay, rest, damping, growth):
+    """s = decay * s + rest * g^2; d = growth / sqrt(1 + damping * s); p += d * (moved - p). Where d is 1, p = moved.
 
     4 reads and 2 writes per element.
     """
@@ -42,6 +46,17 @@ def compensate_damped(grad, params, before, square, decay, rest, correction, str
         s = decay * square[i] + rest * g * g
         s = zero if s < least else s
         square[i] = s
-        h = correction * s
-        late = damping * h
-        grad[i] = (g + strength * h * (params[i] - before[i])) / sqrt(one + late * late)
+        d = growth / sqrt(one + damping * s)
+        params[i] = moved[i] if d == one else params[i] + d * (moved[i] - params[i])
+
+
+@kernel
+def sum_of_magnitudes(values):
+    """The sum of the magnitudes of ``values`` (n,), in float64: 1 read per element. Element i goes into sum i modulo `SUMS`."""
+    sums, whole = np.zeros(SUMS), values.size // SUMS * SUMS
+    for i in range(0, whole, SUMS):
+        for lane in range(SUMS):
+            sums[lane] += abs(values[i + lane])
+    for i in range(whole, values.size):
+        sums[i - whole] += abs(values[i])
+    return sums.sum()

@@ -43,7 +43,8 @@ class FlatBuffer:
     views : dict of str to ndarray
         C-contiguous views into `flat`; writing into one writes into `flat`.
     layers : list of slice
-        Where each layer lies in `flat`: a part of two or more dimensions, and the parts of fewer dimensions after it.
+        Where each layer lies in `flat`: a part, and the parts after it of one dimension that has the length of one of its
+        dimensions, such as a bias.
 
     Raises
     ------
@@ -60,6 +61,8 @@ class FlatBuffer:
     array([0., 0., 0., 0., 0., 0., 1., 1.], dtype=float32)
     >>> buffer.slice("bias")
     slice(6, 8, None)
+    >>> buffer.layers
+    [slice(0, 8, None)]
     """
 
     def __init__(self, shapes: Shapes, dtype: DTypeLike, flat: np.ndarray | None = None):
@@ -68,8 +71,7 @@ class FlatBuffer:
         size = max((part.stop for part in self.slices.values()), default=0)
         self.flat = aligned_zeros(size, self.dtype) if flat is None else _fitting(flat, size, self.dtype)
         self.views = Views((name, self.flat[self.slices[name]].reshape(shape)) for name, shape in shapes.items())
-        begins = [part.start for name, part in self.slices.items() if self.views[name].ndim > 1 and part.start]
-        self.layers = [slice(*bounds) for bounds in zip([0, *begins], [*begins, size], strict=True)]
+        self.layers = _layers(self.views, self.slices)
 
     def slice(self, name: str) -> slice:
         """Where the part `name` lies in `flat`."""
@@ -77,6 +79,17 @@ class FlatBuffer:
             raise ShapeError(f"name: got {name!r}, expected the name of a part: "
                              f"{', '.join(self.slices) or 'there are no parts'}")
         return self.slices[name]
+
+
+def _layers(views: Mapping[str, np.ndarray], slices: Mapping[str, slice]) -> list[slice]:
+    layers, lengths = list[slice](), tuple[int, ...]()
+    for name, part in slices.items():
+        if views[name].ndim == 1 and len(views[name]) in lengths:
+            layers[-1] = slice(layers[-1].start, part.stop)
+        else:
+            lengths = views[name].shape
+            layers.append(part)
+    return layers
 
 
 class Views(dict[str, np.ndarray]):

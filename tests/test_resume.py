@@ -168,13 +168,17 @@ def test_the_command_line_speaks_in_flags(tmp_path, capsys, monkeypatch):
     assert code == 0 and f"going on from {tmp_path}/checkpoints/step-00000008" in said
 
 
-@pytest.mark.parametrize("strategy", ["local-sgd:period=3", "gossip", "gossip:graph=complete,bits=4", "gossip:pace=own", "elastic",
-                                      "hierarchical", "asgd:communication=two-sided", "delayed"])
+@pytest.mark.parametrize("strategy", ["local-sgd:period=3", "gossip", "gossip:graph=complete,bits=4", "gossip:pace=own",
+                                      "elastic", "hierarchical", "asgd:communication=two-sided", "delayed"])
 def test_a_run_that_is_over_keeps_its_bits_when_it_is_resumed(tmp_path, strategy):
     job = {"strategy": strategy, "out": tmp_path, "epochs": 1, "quiet": True, "optimiser": "momentum"}
     nodes = [0, 0, 1]
-    first = virtual.run(3, lambda comm: mpiddl.train("softmax", "digits", comm=comm, **job), nodes)[0]
+
+    def run(comm):
+        return mpiddl.train("softmax", "digits", comm=comm, resume=True, **job)
+
+    first = virtual.run(3, run, nodes)[0]
     for size in (3, 2):
-        again = virtual.run(size, lambda comm: mpiddl.train("softmax", "digits", comm=comm, resume=True, **job), nodes[:size])[0]
+        again = virtual.run(size, run, nodes[:size])[0]
         for name, array in first.params.items():
             assert (again.params[name] == array).all()

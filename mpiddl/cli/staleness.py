@@ -28,7 +28,7 @@ uses the runs that both have in common.
 Examples:
   mpiddl bench staleness --plot staleness.png                                   456 runs
   mpiddl bench staleness --rules ddc-asgd,asgd --workers 8 --patterns equal --seeds 2
-  mpiddl bench staleness --rules ddc-asgd,ddc-asgd:damping=0,ddc-asgd:strength=0,growth=0
+  mpiddl bench staleness --rules ddc-asgd,ddc-asgd:damping=0,ddc-asgd:growth=0
   mpiddl bench staleness --data cifar10 --results cifar10.jsonl
   mpiddl bench staleness --show                                                 the results so far
 """

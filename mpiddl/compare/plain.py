@@ -37,7 +37,8 @@ PLAIN = {
     "dc-asgd-a": f"{_SERVER} Each late gradient is corrected for the change of the parameters, with a strength that adapts.",
     "dc-asgd-momentum": f"{_SERVER} Each late gradient is corrected for the change of the parameters. All share one momentum.",
     "dana": f"{_SERVER} The parameters that it fetches already contain the expected updates of the other workers.",
-    "ddc-asgd": f"{_SERVER} Each late gradient is corrected for the change of the parameters, and damped where needed.",
+    "ddc-asgd": f"{_SERVER} The step of a late gradient is damped where the curvature is large.",
+    "ddc-asgd-literal": f"{_SERVER} The rate, the momentum and a correction of a late gradient depend on its delay.",
 }  # fmt: skip
 """By name, from the simplest strategy to the most complex one: of equally good strategies the simplest is advised."""
 

@@ -20,6 +20,7 @@ from mpiddl.strategies.chain import chain
 from mpiddl.strategies.dana import DANA
 from mpiddl.strategies.dc_asgd import DCASGD, DCASGDAdaptive, DCASGDMomentum
 from mpiddl.strategies.ddc_asgd import DDCASGD
+from mpiddl.strategies.ddc_asgd_literal import DDCASGDLiteral
 from mpiddl.strategies.delayed import Delayed
 from mpiddl.strategies.elastic import Elastic
 from mpiddl.strategies.elastic_adaptive import ElasticAdaptive
@@ -56,6 +57,7 @@ NAMES: dict[str, type[Strategy]] = {
     "dc-asgd-momentum": DCASGDMomentum,
     "dana": DANA,
     "ddc-asgd": DDCASGD,
+    "ddc-asgd-literal": DDCASGDLiteral,
 }
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "Combined",
     "DCASGDAdaptive",
     "DCASGDMomentum",
+    "DDCASGDLiteral",
     "Delayed",
     "Elastic",
     "ElasticAdaptive",

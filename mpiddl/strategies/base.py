@@ -105,7 +105,7 @@ class Replica:
     tensors : sequence of slice
         The part of the parameters that each array of the model occupies.
     layers : sequence of slice
-        The part of each layer: an array of two or more dimensions, and the arrays of one dimension after it.
+        The part of each layer: an array, and the arrays after it of one dimension that fits, such as a bias.
     trainers : int
         Ranks that hold rows, the first ones; 0: all ranks. The others, idle ranks, must not count in averages.
     """

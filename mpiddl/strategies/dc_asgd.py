@@ -57,7 +57,7 @@ class DCASGDAdaptive(DCASGD):
         if not 0 <= self.decay < 1:
             raise UsageError(f"decay: got {self.decay}, expected a number from 0 to below 1")
 
-    def arrays(self, workers: int, like: np.ndarray) -> dict[str, Any]:
+    def arrays(self, workers: int, like: np.ndarray, layers: int) -> dict[str, Any]:
         return {"square": np.zeros((workers, like.size), like.dtype)}
 
     def correct(self, state: dict[str, Any], push: Push) -> float:

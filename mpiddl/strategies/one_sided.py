@@ -101,19 +101,20 @@ class OneSided(Strategy):
         """The store; opened by `init`, or at the first step of a resumed run."""
 
         def opened() -> Store:
-            later = Replica(replica.params, replica.moments, replica.apply, lambda steps: replica.rate(state["begun"] + steps))
+            later = Replica(replica.params, replica.moments, replica.apply, lambda steps: replica.rate(state["begun"] + steps),
+                            layers=replica.layers)
             return Store(comm, self.rule, later, state.get("serves"))
 
         return comm.kept(STORE, opened)
 
     def _push(self, comm: Comm, store: Store, state: Any, grad: np.ndarray, replica: Replica) -> None:
         """Push the gradient to all shards. Shards on other nodes are updated at the same time as those of this node."""
-        answers = {}
+        answers, sums = {}, self.rule.sums(grad, replica.layers)
         for number in store.order:
             part = slice(*store.spans[number])
             moments = {name: moment[part] for name, moment in replica.moments.items()}
             answers[number] = store.shards[number].push(grad[part], replica.params[part], comm.rank, state["pulled"][number],
-                                                        state["count"], moments)
+                                                        state["count"], moments, sums)
         state["version"] = answers[0]()
         delay = str(state["version"] - state["pulled"][0])
         state["delays"][delay] = state["delays"].get(delay, 0) + 1

@@ -22,25 +22,27 @@ Source: downpour SGD, Dean et al., NIPS 2012, section 4.1; push and pull are one
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from mpiddl import kernels
 from mpiddl.collectives.base import block_bounds
 from mpiddl.errors import CommError, UsageError
 from mpiddl.layout import rank_shards
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
 from mpiddl.strategies.bound import going
 from mpiddl.strategies.one_sided import OneSided
-from mpiddl.strategies.push import Push, staleness
+from mpiddl.strategies.push import Push, layers_of, staleness
 from mpiddl.strategies.trial import trouble
 from mpiddl.transport.base import Comm
 
-PUSH, PULL, MEET, STOP, DONE, ALL, NONE = range(1, 8)
-"""Tags. From workers: PUSH, a gradient; DONE, the worker leaves. To workers: PULL, parameters; MEET, parameters, and wait for
-the decision about a meeting; STOP, the run is over. From the first server, passed on by workers: ALL, all ranks meet; NONE, a
-worker has left, so there is no meeting."""
+PUSH, PULL, MEET, STOP, DONE, ALL, NONE, SUMS = range(1, 9)
+"""Tags. From workers: PUSH, a gradient; SUMS, before it, the result of `ParameterServer.sums`; DONE, the worker leaves. To
+workers: PULL, parameters; MEET, parameters, and wait for the decision about a meeting; STOP, the run is over. From the first
+server, passed on by workers: ALL, all ranks meet; NONE, a worker has left, so there is no meeting."""
 
 AUTO, ONE_SIDED, TWO_SIDED = COMMUNICATION = "auto", "one-sided", "two-sided"
 
@@ -53,12 +55,14 @@ class ParameterServer(Strategy):
     communication : "two-sided" (this file), "one-sided" (`mpiddl.strategies.one_sided`), or "auto": one-sided where it works
         (`resolve`).
     own_moments : each worker has its own moments.
+    sums_layers : workers send, with each gradient, the sums of its magnitudes over each layer of the model.
     bound : steps that a worker may be ahead of the slowest one, 0 or more (two-sided only); -1: no limit.
     """
 
     servers: int = 0
     communication: str = AUTO
     own_moments = False
+    sums_layers = False
     bound = -1
     replicated = False
     lockstep = False
@@ -115,12 +119,21 @@ class ParameterServer(Strategy):
             raise UsageError(f"servers: got {self.serving} for {size} parameters, expected at most {size}, one per parameter")
 
     def correct(self, state: dict[str, Any], push: Push) -> float:
-        """Correct ``push.grad`` in place. Returns the factor for its learning rate."""
+        """Correct ``push.grad``, ``push.rate`` or ``push.moments`` in place. Returns a factor for the gradient."""
         return 1.0
 
-    def arrays(self, workers: int, like: np.ndarray) -> dict[str, Any]:
-        """Arrays that `correct` keeps for a shard, beside the parameters."""
+    def update(self, state: dict[str, Any], push: Push, apply: Callable[..., None]) -> None:
+        """Make the update of a push with the optimiser's ``apply`` (`Replica`), after `correct`."""
+        factor = self.correct(state, push)
+        apply(push.params, push.grad, push.moments, push.rate, factor, push.applied)
+
+    def arrays(self, workers: int, like: np.ndarray, layers: int) -> dict[str, Any]:
+        """Arrays that `update` keeps for a shard, beside the parameters; ``layers`` of the whole model."""
         return {}
+
+    def sums(self, grad: np.ndarray, layers: Sequence[slice]) -> np.ndarray:
+        """What a worker sends with a gradient: the sum of its magnitudes over each layer, float64, or nothing."""
+        return np.array([kernels.sum_of_magnitudes(grad[part]) for part in layers] if self.sums_layers else [], float)
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         workers = comm.size - self.serving
@@ -136,7 +149,8 @@ class ParameterServer(Strategy):
             "held": [], "here": 0, "begun": replica.begun,
             "before": np.tile(shard, (workers, 1)),
             "moments": {name: np.tile(moment, (owners, 1)) for name, moment in moments.items()},
-            **self.arrays(workers, shard),
+            "sums": np.zeros((workers, len(replica.layers) if self.sums_layers else 0)),
+            **self.arrays(workers, shard, len(replica.layers)),
         }  # fmt: skip
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
@@ -169,9 +183,11 @@ class ParameterServer(Strategy):
     def _work(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
         servers = range(comm.size - self.serving, comm.size)
         grad *= grad.dtype.type(1 / max(step.count, 1))
+        sums = self.sums(grad, replica.layers)
+        sent = [comm.Isend(sums, server, SUMS) for server in servers if sums.size]
         for number, server in enumerate(servers):
             begin, end = self._shard(comm, replica, number)
-            comm.Send(grad[begin:end], server, PUSH)
+            sent.append(comm.Isend(grad[begin:end], server, PUSH))
         tags, word = dict[int, int](), 0
         while len(tags) < len(servers):  # in order of arrival: a server that waits for this worker may delay others
             server, tag = comm.Probe()
@@ -181,6 +197,8 @@ class ParameterServer(Strategy):
             begin, end = self._shard(comm, replica, server - servers[0])
             comm.Recv(replica.params[begin:end], server, tag)
             tags[server] = tag
+        for request in sent:
+            request.Wait()
         meet = tags[servers[0]] == MEET and (word or self._told(comm, servers[0], replica)) == ALL
         for server in servers[1:] if meet else ():
             self._tell(comm, server, ALL, replica)
@@ -204,11 +222,7 @@ class ParameterServer(Strategy):
                 return Combined(grad, 0, state, meet=True)
             if push is None:
                 continue
-            factor = self.correct(state, push)
-            row = push.worker if self.own_moments else 0
-            moments = {name: rows[row] for name, rows in state["moments"].items()}
-            applied = push.count if self.own_moments else state["version"]
-            replica.apply(push.params, push.grad, moments, step.rate, factor, applied)
+            self.update(state, push, replica.apply)
             meet = self._answer(comm, state, push, replica, step.meet * workers, budget)
             return Combined(grad, 0, state, updates=1, meet=meet)
         return Combined(grad, 0, state, stop=True)
@@ -219,11 +233,16 @@ class ParameterServer(Strategy):
         begin, end = self._shard(comm, replica, comm.rank - workers)
         shard, grad = replica.params[begin:end], room[begin:end]
         worker, tag = comm.Probe()
+        if tag == SUMS:  # of the gradient that this worker sends next
+            comm.Recv(state["sums"][worker], worker, tag)
+            tag = comm.Probe(worker).tag
         comm.Recv(grad, worker, tag)
         if tag == PUSH and state["version"] < budget:
-            delay = state["version"] - state["pulled"][worker]
-            return Push(shard, grad, state["before"][worker], worker, workers, delay, state["counts"][worker],
-                        replica.params.size, rate)
+            delay, count = state["version"] - state["pulled"][worker], state["counts"][worker]
+            moments = {name: rows[worker if self.own_moments else 0] for name, rows in state["moments"].items()}
+            return Push(shard, grad, state["before"][worker], worker, workers, delay, count, rate, moments,
+                        count if self.own_moments else state["version"], state["sums"][worker],
+                        layers_of(replica.layers, begin, end))
         if tag == ALL:
             state["here"] += 1
             return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,11 @@ class Push:
     worker, workers : the pushing worker, and the number of workers.
     delay : updates of the shard since the worker pulled it.
     count : applied pushes of this worker.
-    size : number of parameters of the whole model.
     rate : learning rate of the update.
+    moments : the optimiser's moments for this update, and
+    applied : the number of updates that they have seen.
+    sums : for each layer of the model, the sum of the gradient's magnitudes, if the rule wants it.
+    layers : the parts of the shard that belong to a layer, each with the number of the layer.
     """
 
     params: np.ndarray
@@ -28,8 +32,23 @@ class Push:
     workers: int
     delay: int
     count: int
-    size: int
     rate: float
+    moments: dict[str, np.ndarray] = field(default_factory=dict)
+    applied: int = 0
+    sums: np.ndarray = field(default_factory=lambda: np.empty(0))
+    layers: Sequence[tuple[int, slice]] = ()
+
+
+def layers_of(layers: Sequence[slice], begin: int, end: int) -> list[tuple[int, slice]]:
+    """The parts of a shard from ``begin`` to ``end`` that belong to a layer, each with the number of the layer.
+
+    Examples
+    --------
+    >>> layers_of([slice(0, 10), slice(10, 14)], 8, 12)
+    [(0, slice(0, 2, None)), (1, slice(2, 4, None))]
+    """
+    parts = ((max(part.start, begin), min(part.stop, end)) for part in layers)
+    return [(number, slice(low - begin, high - begin)) for number, (low, high) in enumerate(parts) if low < high]
 
 
 def staleness(delays: dict[str, int]) -> dict[str, Any]:

@@ -30,7 +30,8 @@ MESSAGE, ARRAY = 1, 2
 """Tags."""
 
 PUSH, PULL, ENTER, ARRIVE, DECIDED, LEAVE = range(6)
-"""Requests: the first of the four numbers of a message. The others are the arguments of the function of this name."""
+"""Requests: the first of the four numbers of a message. The others are the arguments of the function of this name. A PUSH has
+the result of `ParameterServer.sums` behind them."""
 
 SHORTEST_S, LONGEST_S = 0.0001, 0.001
 """Shortest and longest sleep between two polls; the sleep grows while there are no requests."""
@@ -47,6 +48,8 @@ class Line:
     comms : (Comm, Comm)
         One for requests, one for answers: each counts the bytes of one thread.
     server : int
+    sums : int
+        Number of sums behind the four numbers of a message.
     limit_s : float, optional
 
     Raises
@@ -55,13 +58,16 @@ class Line:
         If no answer came within ``limit_s`` seconds.
     """
 
-    def __init__(self, comms: Sequence[Any], server: int, limit_s: float = float("inf")):
-        (self._asks, self._answers), self._server, self._limit_s = comms, server, limit_s
+    def __init__(self, comms: Sequence[Any], server: int, sums: int = 0, limit_s: float = float("inf")):
+        (self._asks, self._answers), self._server, self._sums, self._limit_s = comms, server, sums, limit_s
 
-    def start(self, *words: int, out: np.ndarray | None = None, into: np.ndarray | None = None) -> Callable[[], int]:
+    def start(self, *words: int, out: np.ndarray | None = None, into: np.ndarray | None = None,
+              sums: np.ndarray | None = None) -> Callable[[], int]:
         """Send a request, with a gradient ``out``. Returns a function that waits for the answer and parameters ``into``."""
-        message, answer = np.zeros(4, np.int64), np.zeros(1, np.int64)
+        message, answer = np.zeros(4 + self._sums, np.int64), np.zeros(1, np.int64)
         message[: len(words)] = words
+        if sums is not None:
+            message[4:] = sums.view(np.int64)
         under_way = [self._answers.Irecv(answer, self._server, MESSAGE), self._asks.Isend(message, self._server, MESSAGE)]
         if out is not None:
             under_way.append(self._asks.Isend(out, self._server, ARRAY))
@@ -89,8 +95,8 @@ class RemoteShard:
         self._line = line
 
     def push(self, grad: np.ndarray, before: np.ndarray, worker: int, pulled: int, count: int,
-             moments: dict[str, np.ndarray]) -> Callable[[], int]:
-        return self._line.start(PUSH, pulled, count, out=grad)
+             moments: dict[str, np.ndarray], sums: np.ndarray) -> Callable[[], int]:
+        return self._line.start(PUSH, pulled, count, out=grad, sums=sums)
 
     def pull(self, into: np.ndarray) -> Callable[[], int]:
         return self._line.start(PULL, into=into)
@@ -128,6 +134,8 @@ class Desk:
         Workers on other nodes.
     moments : dict of str to ndarray
         Initial moments of each worker, if workers have their own.
+    sums : int
+        Number of sums behind the four numbers of a message.
     saved : dict or None
         The value of the attribute ``saved``, for a resumed run.
 
@@ -138,12 +146,13 @@ class Desk:
     """
 
     def __init__(self, comms: Sequence[Any], shard: Shard, ledger: Ledger | None, workers: Sequence[int],
-                 moments: dict[str, np.ndarray], saved: dict[str, Any] | None):
+                 moments: dict[str, np.ndarray], sums: int, saved: dict[str, Any] | None):
         (self._asks, self._answers), self._shard, self._ledger = comms, shard, ledger
         fresh = {"params": shard.arrays["params"], **moments}
         begin = {str(worker): (saved or {}).get(str(worker), fresh) for worker in workers}
         self.saved = {worker: {name: array.copy() for name, array in its.items()} for worker, its in begin.items()}
         self._room: list[np.ndarray] = []
+        self._sums = sums
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mpiddl parameter server", daemon=True)
         self._thread.start()
@@ -161,27 +170,29 @@ class Desk:
 
     def _serve(self) -> None:
         busy: list[Iterator[None]] = []
-        until, message, pause = float("inf"), np.zeros(4, np.int64), SHORTEST_S
+        until, message, pause = float("inf"), np.zeros(4 + self._sums, np.int64), SHORTEST_S
         while not self._end.is_set() or (busy and now() < until):
             if self._end.is_set():
                 until = min(until, now() + LINGER_S)
             asked = self._asks.Iprobe(ANY_SOURCE, MESSAGE)
             if asked:
                 self._asks.Recv(message, asked.source, MESSAGE)
-                busy.append(self._answer(asked.source, *message.tolist()))
+                busy.append(self._answer(asked.source, message.copy()))
             busy = [worker for worker in busy if next(worker, self) is None]
             pause = SHORTEST_S if busy or asked else min(pause * 1.1, LONGEST_S)
             if not busy:
                 time.sleep(pause)
 
-    def _answer(self, worker: int, what: int, first: int, second: int, third: int) -> Iterator[None]:
+    def _answer(self, worker: int, message: np.ndarray) -> Iterator[None]:
         """Execute a request of ``worker``. Yields where it would wait for a message."""
+        what, first, second, third = message[:4].tolist()
         if what == PUSH:
             its = self.saved[str(worker)]
             grad = self._room.pop() if self._room else np.empty_like(its["params"])
             yield from _over(self._asks.Irecv(grad, worker, ARRAY))
             moments = {name: array for name, array in its.items() if name != "params"}
-            answer = self._shard.push(grad, its["params"], worker, first, second, moments)()
+            sums = message[4:].view(np.float64)
+            answer = self._shard.push(grad, its["params"], worker, first, second, moments, sums)()
             self._room.append(grad)
         elif what == PULL:
             answer = self._shard.pull(self.saved[str(worker)]["params"])()

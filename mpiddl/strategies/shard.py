@@ -14,7 +14,7 @@ import numpy as np
 
 from mpiddl.memory import ALIGNMENT
 from mpiddl.strategies.base import Replica
-from mpiddl.strategies.push import Push
+from mpiddl.strategies.push import Push, layers_of
 from mpiddl.transport.guard import Guard
 
 PARAMS, MOMENT = "params", "moment."
@@ -45,6 +45,7 @@ class Shard:
 
     def __init__(self, comm: Any, rule: Any, replica: Replica, span: tuple[int, int], segment: np.ndarray):
         self._rule, self._replica, self._workers, self.span = rule, replica, comm.size, span
+        self._layers = layers_of(replica.layers, *span)
         self.guard = Guard(comm, segment[: 8 * Guard.WORDS].view(np.int64))
         self.arrays, place = dict[str, np.ndarray](), 8 * Guard.WORDS
         for name, like in _contents(rule, replica, comm.size, span).items():
@@ -71,18 +72,19 @@ class Shard:
         return {"version": self.guard.changes, **self.arrays}
 
     def push(self, grad: np.ndarray, before: np.ndarray, worker: int, pulled: int, count: int,
-             moments: dict[str, np.ndarray]) -> Callable[[], int]:
+             moments: dict[str, np.ndarray], sums: np.ndarray) -> Callable[[], int]:
         """Apply a gradient of ``worker``, computed at the parameters ``before``, which were pulled after ``pulled`` changes.
 
         ``count`` is the number of the worker's pushes so far. ``moments`` are the worker's own, for rules that use them.
+        ``sums`` is the result of `ParameterServer.sums` for the whole gradient.
         Returns a function; its result is the number of changes before this one. When it returns, the push has been applied.
         """
         own, params = self._rule.own_moments, self.arrays[PARAMS]
         with self.guard.changing() as version:
             rate = self._replica.rate(version / self._workers)
-            push = Push(params, grad, before, worker, self._workers, version - pulled, count, self._replica.params.size, rate)
-            factor = self._rule.correct({"version": version, **self._kept}, push)
-            self._replica.apply(params, grad, moments if own else self._moments, rate, factor, count if own else version)
+            push = Push(params, grad, before, worker, self._workers, version - pulled, count, rate,
+                        moments if own else self._moments, count if own else version, sums, self._layers)
+            self._rule.update({"version": version, **self._kept}, push, self._replica.apply)
         return lambda: version
 
     def pull(self, into: np.ndarray) -> Callable[[], int]:
@@ -95,7 +97,7 @@ def _contents(rule: Any, replica: Replica, workers: int, span: tuple[int, int]) 
     """Initial contents of a shard."""
     part = slice(*span)
     moments = {} if rule.own_moments else {f"{MOMENT}{name}": moment[part] for name, moment in replica.moments.items()}
-    return {PARAMS: replica.params[part], **moments, **rule.arrays(workers, replica.params[part])}
+    return {PARAMS: replica.params[part], **moments, **rule.arrays(workers, replica.params[part], len(replica.layers))}
 
 
 def _whole_lines(nbytes: int) -> int:

@@ -1,6 +1,7 @@
 """Staleness-aware asynchronous SGD: the learning rate of a gradient is divided by its delay.
 
-w <- w - eta / max(tau, 1) g, with the optimiser's momentum if it has one. Cost: as `parameter_server`.
+w <- w - eta / max(tau, 1) g, with the optimiser's momentum if it has one. The factor belongs to the learning rate, not to the
+gradient: it also acts with Adam, and on the weight decay. Cost: as `parameter_server`.
 Source: Zhang et al., IJCAI 2016, arXiv:1511.05950. Law: with delays of 0 and 1 it is `asgd`.
 """
 
@@ -18,4 +19,5 @@ class StalenessAware(ParameterServer):
     """Parameter server that divides the learning rate by the delay."""
 
     def correct(self, state: dict[str, Any], push: Push) -> float:
-        return 1 / max(push.delay, 1)
+        push.rate /= max(push.delay, 1)
+        return 1.0

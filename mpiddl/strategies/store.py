@@ -64,7 +64,8 @@ class Store:
         self._begin(saved)
         self._lines: Sequence[Any] = (comm.Dup(), comm.Dup()) if far else ()
         self._desk = self._opened(far, saved) if far and self._mine >= 0 else None
-        lines = {number: Line(self._lines, server, limit_s) for number, server in enumerate(servers) if server in far}
+        sums = self._sums()
+        lines = {number: Line(self._lines, server, sums, limit_s) for number, server in enumerate(servers) if server in far}
         self.shards = [RemoteShard(lines[number]) if number in lines else self._shard(number) for number in range(rule.servers)]
         self.ledger = RemoteLedger(lines[0]) if 0 in lines else self._book()
         turns = [(comm.rank + turn) % rule.servers for turn in range(rule.servers)]
@@ -121,6 +122,11 @@ class Store:
         memory = self._segments[number][BOOK * (number == 0) :]
         return Shard(self._comm, *self._parts, self.spans[number], memory)
 
+    def _sums(self) -> int:
+        """How many numbers `ParameterServer.sums` has."""
+        rule, replica = self._parts
+        return len(replica.layers) if rule.sums_layers else 0
+
     def _book(self) -> Ledger:
         return Ledger(self._comm, self._segments[0][:BOOK].view(np.int64))
 
@@ -129,4 +135,4 @@ class Store:
         part = slice(*self.spans[self._mine])
         moments = {name: moment[part] for name, moment in replica.moments.items()} if rule.own_moments else {}
         book = self._book() if self._mine == 0 else None
-        return Desk(self._lines, self._shard(self._mine), book, far, moments, saved["far"] if saved else None)
+        return Desk(self._lines, self._shard(self._mine), book, far, moments, self._sums(), saved["far"] if saved else None)

@@ -77,10 +77,7 @@ def _on_node(local: Any) -> str:
 def _between_nodes(comm: Any) -> str:
     """The problem with serving threads, or "". Every rank serves a shard and stamps all shards."""
 
-    def add(params: np.ndarray, grad: np.ndarray, *rest: Any) -> None:
-        params += grad
-
-    replica = Replica(np.zeros(SIZE * comm.size), {}, add, lambda steps: 0.0)
+    replica = Replica(np.zeros(SIZE * comm.size), {}, rate=lambda steps: 0.0)
     store = Store(comm, _Stamps(comm.size), replica, limit_s=LIMIT_S)
     counts, torn, failure = [0] * comm.size, 0, ""
     try:
@@ -88,7 +85,7 @@ def _between_nodes(comm: Any) -> str:
             for turn in range(comm.size):
                 number = (comm.rank + turn) % comm.size
                 part = replica.params[slice(*store.spans[number])]
-                store.shards[number].push(np.full(SIZE, comm.rank + 1.0), part, comm.rank, 0, 0, {})()
+                store.shards[number].push(np.full(SIZE, comm.rank + 1.0), part, comm.rank, 0, 0, {}, np.empty(0))()
                 store.shards[number].pull(part)()
                 torn += bool((part != part[0]).any())
         comm.patient_barrier()
@@ -107,13 +104,13 @@ class _Stamps(NamedTuple):
 
     servers: int
     own_moments: bool = False
+    sums_layers: bool = False
 
-    def arrays(self, workers: int, like: np.ndarray) -> dict[str, np.ndarray]:
+    def arrays(self, workers: int, like: np.ndarray, layers: int) -> dict[str, np.ndarray]:
         return {}
 
-    def correct(self, state: dict[str, Any], push: Push) -> float:
-        push.grad -= push.params
-        return 1.0
+    def update(self, state: dict[str, Any], push: Push, apply: Any) -> None:
+        push.params[:] = push.grad
 
 
 def _change(guard: Guard, data: np.ndarray, stamp: int, times: int) -> int:

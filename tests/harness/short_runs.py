@@ -22,7 +22,8 @@ def distance(a, b):
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
-RULES = ["asgd", "staleness-aware", "dc-asgd-c", "dc-asgd-a", "dc-asgd-momentum", "dana", "ddc-asgd"]
+RULES = ["asgd", "staleness-aware", "dc-asgd-c", "dc-asgd-a", "dc-asgd-momentum", "dana", "ddc-asgd",
+         "ddc-asgd-literal"]
 
 
 def settings(rule, **more):
