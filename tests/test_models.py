@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from harness.models import each_model, gradient_of, loss_of, params_of, rows_for
 
+import mpiddl
 from mpiddl.errors import DataError, ShapeError, UsageError
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP, Score, Softmax, gradcheck
@@ -340,3 +341,13 @@ def test_initial_weights_depend_on_the_generator_alone(model):
         model.init(buffer.views, np.random.default_rng(5))
     assert np.array_equal(buffers[0].flat, buffers[1].flat)
     assert np.array_equal(buffers[0].flat.astype(np.float32), buffers[2].flat)
+
+
+def test_scores_of_numpys_numbers_are_kept_in_a_run_folder(tmp_path):
+    class Numpys(MLP):
+        def gradient(self, *arguments, **more):
+            score = super().gradient(*arguments, **more)
+            return Score(np.float32(score.loss), np.int64(score.correct))
+
+    result = mpiddl.train(Numpys((64, 4, 10)), "digits", out=tmp_path, epochs=1, quiet=True)
+    assert result.history[0]["loss"] > 0 and (tmp_path / "summary.json").exists()

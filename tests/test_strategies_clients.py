@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import numpy as np
@@ -12,7 +13,8 @@ from clients.served import Served
 from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 
 import mpiddl
-from mpiddl.strategies import AllReduce, Delayed, Hierarchical, LocalSGD, Replica, Step, Strategy, chain
+from mpiddl.errors import UsageError
+from mpiddl.strategies import AllReduce, Auto, Delayed, Hierarchical, LocalSGD, Replica, Ring, Step, Strategy, chain
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
@@ -147,3 +149,13 @@ def test_pairwise_mixing_preserves_the_mean(size):
 def test_a_chain_of_one_is_its_member():
     alone, chained = (weights(on_virtual_ranks(2, s)[0]) for s in (AllReduce(), chain(AllReduce(), Strategy())))
     assert alone.tobytes() == chained.tobytes()
+
+
+@pytest.mark.parametrize("pair", [(AllReduce(), Ring()), (LocalSGD(4, after=2), Delayed(1)), (Hierarchical(), Auto())], ids=str)
+def test_gradients_are_summed_once(pair):
+    with pytest.raises(UsageError, match=re.escape(f"chain: got {pair[0]!r} and {pair[1]!r}, which each sum the gradients")):
+        chain(*pair)
+
+
+def test_a_chain_guesses_if_its_last_member_does():
+    assert chain(LocalSGD(4), Delayed(1)).guesses and not chain(Delayed(1, ahead=0), LocalSGD(4)).guesses

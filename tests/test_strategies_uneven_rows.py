@@ -8,7 +8,7 @@ from harness.short_runs import distance, weights
 
 import mpiddl
 from mpiddl.errors import UsageError
-from mpiddl.strategies import ASGD, Gossip
+from mpiddl.strategies import ASGD, AllReduce, Gossip, LocalSGD, Ring, Strategy, chain
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
@@ -48,6 +48,16 @@ def resumed(folder, size, strategy, **settings):
     nodes = [rank // 2 for rank in range(size)]
     trained(4, "allreduce", max_steps=2, **job)
     return trained(size, strategy, nodes, resume=True, max_steps=0, **job)
+
+
+CHAINS = chain(LocalSGD(1), Strategy()), chain(AllReduce(), LocalSGD(1)), chain(LocalSGD(1), Ring())
+
+
+@pytest.mark.parametrize("strategy", CHAINS, ids=str)
+def test_in_a_chain_the_rate_belongs_to_the_ranks_own_rows(strategy):
+    for batch in (1, 2):
+        found, wanted = trained(3, strategy, batch=batch, epochs=1), trained(1, "allreduce", batch=batch, epochs=1)
+        assert distance(weights(found), weights(wanted)) < 1e-11
 
 
 @pytest.mark.parametrize("strategy", AVERAGES)

@@ -25,9 +25,9 @@ class Score(NamedTuple):
 
 def as_score(value: object) -> Score:
     """What a model's ``gradient`` or ``score`` returned, as a `Score`; a `UsageError` if it is no number."""
-    if isinstance(value, Score):
-        return value
     try:
+        if isinstance(value, Score):  # of numbers that checkpoints and messages can hold
+            return Score(float(value.loss), None if value.correct is None else int(value.correct))
         return Score(float(value))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise UsageError(

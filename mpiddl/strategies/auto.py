@@ -35,6 +35,7 @@ class Auto(Strategy):
 
     bucket_bytes: int = 0
     sums_gradients = True
+    sums = True
 
     def __post_init__(self) -> None:
         if self.bucket_bytes < 0:

@@ -181,6 +181,7 @@ class Strategy:
         limits).
     sums_gradients : every step applies the sum of all ranks' gradients, and nothing else is exchanged. All strategies with this
         attribute take the same steps, to rounding. Not inherited.
+    sums : `combine` sums the gradients of several ranks, in some steps at least.
     by_shard : the gradient of a rank is the sum, in a binary tree, of one gradient for each of its shards.
     optimisers : names of the optimisers that the strategy works with; empty: all.
     """
@@ -189,6 +190,7 @@ class Strategy:
     guesses: bool = False
     lockstep: bool = True
     sums_gradients: bool = False
+    sums: bool = False
     by_shard: bool = False
     optimisers: tuple[str, ...] = ()
 

@@ -20,9 +20,15 @@ class Chain(Strategy):
             if member.guesses:
                 raise UsageError(f"chain: got {describe(member)} before other strategies, which would mix its provisional "
                                  "parameters; expected it as the last strategy, or ahead=0")
+        summing = [describe(member) for member in members if member.sums]
+        if len(summing) > 1:
+            raise UsageError(f"chain: got {' and '.join(summing)}, which each sum the gradients of several ranks, expected one "
+                             "of them")
         self.members = members
         self.replicated = all(member.replicated for member in members)
         self.lockstep = all(member.lockstep for member in members)
+        self.guesses = members[-1].guesses
+        self.sums = bool(summing)
         self.by_shard = members[0].by_shard
         self.optimisers = next((member.optimisers for member in members if member.optimisers), ())
 
@@ -66,13 +72,16 @@ class Chain(Strategy):
         return [first, *state[1:]]
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        states, stop, meet, updates = [], False, False, 0
+        states, stop, meet, updates, rate, summed = list[Any](), False, False, 0, 1.0, False
         for member, its in zip(self.members, state, strict=True):
             combined = member.combine(comm, its, grad, replica, step)
+            if not summed:  # the rate belongs to the rank's own samples
+                summed = member.sums or combined.count != step.count
+                rate = combined.rate if summed else rate * combined.rate
             grad, step = combined.grad, replace(step, count=combined.count)
             states.append(combined.state)
             stop, meet, updates = stop or combined.stop, meet or combined.meet, updates + combined.updates
-        return Combined(grad, step.count, states, stop, updates, meet)
+        return Combined(grad, step.count, states, stop, updates, meet, rate)
 
     def mix(self, comm: Comm, state: Any, replica: Replica, step: Step) -> Any:
         return [member.mix(comm, its, replica, step) for member, its in zip(self.members, state, strict=True)]

@@ -44,6 +44,7 @@ class Delayed(Strategy):
 
     delay: int = 1
     ahead: int = 1
+    sums = True
 
     def __post_init__(self) -> None:
         if self.delay < 0:

@@ -31,6 +31,7 @@ class Hierarchical(Strategy):
     period: int = 8
     delay: int = 1
     replicated = False
+    sums = True
 
     def __post_init__(self) -> None:
         Averages(self.period, self.delay)

@@ -55,6 +55,7 @@ class LocalSGD(Strategy):
 
     def __post_init__(self) -> None:
         Averages(self.period, self.delay)
+        object.__setattr__(self, "sums", self.after > 0)
         if self.after < 0:
             raise UsageError(f"after: got {self.after}, expected a number of steps, 0 or more")
         if self.momentum not in MOMENTUM:

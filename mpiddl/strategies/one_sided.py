@@ -109,7 +109,7 @@ class OneSided(Strategy):
 
     def _push(self, comm: Comm, store: Store, state: Any, grad: np.ndarray, replica: Replica) -> None:
         """Push the gradient to all shards. Shards on other nodes are updated at the same time as those of this node."""
-        answers, sums = {}, self.rule.sums(grad, replica.layers)
+        answers, sums = {}, self.rule.layer_sums(grad, replica.layers)
         for number in store.order:
             part = slice(*store.spans[number])
             moments = {name: moment[part] for name, moment in replica.moments.items()}

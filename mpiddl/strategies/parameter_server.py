@@ -40,9 +40,9 @@ from mpiddl.strategies.trial import trouble
 from mpiddl.transport.base import Comm
 
 PUSH, PULL, MEET, STOP, DONE, ALL, NONE, SUMS = range(1, 9)
-"""Tags. From workers: PUSH, a gradient; SUMS, before it, the result of `ParameterServer.sums`; DONE, the worker leaves. To
-workers: PULL, parameters; MEET, parameters, and wait for the decision about a meeting; STOP, the run is over. From the first
-server, passed on by workers: ALL, all ranks meet; NONE, a worker has left, so there is no meeting."""
+"""Tags. From workers: PUSH, a gradient; SUMS, before it, the result of `layer_sums`; DONE, the worker leaves. To workers: PULL, parameters;
+MEET, parameters, and wait for the decision about a meeting; STOP, the run is over. From the first server, passed on by workers:
+ALL, all ranks meet; NONE, a worker has left, so there is no meeting."""
 
 AUTO, ONE_SIDED, TWO_SIDED = COMMUNICATION = "auto", "one-sided", "two-sided"
 
@@ -131,7 +131,7 @@ class ParameterServer(Strategy):
         """Arrays that `update` keeps for a shard, beside the parameters; ``layers`` of the whole model."""
         return {}
 
-    def sums(self, grad: np.ndarray, layers: Sequence[slice]) -> np.ndarray:
+    def layer_sums(self, grad: np.ndarray, layers: Sequence[slice]) -> np.ndarray:
         """What a worker sends with a gradient: the sum of its magnitudes over each layer, float64, or nothing."""
         return np.array([kernels.sum_of_magnitudes(grad[part]) for part in layers] if self.sums_layers else [], float)
 
@@ -183,7 +183,7 @@ class ParameterServer(Strategy):
     def _work(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
         servers = range(comm.size - self.serving, comm.size)
         grad *= grad.dtype.type(1 / max(step.count, 1))
-        sums = self.sums(grad, replica.layers)
+        sums = self.layer_sums(grad, replica.layers)
         sent = [comm.Isend(sums, server, SUMS) for server in servers if sums.size]
         for number, server in enumerate(servers):
             begin, end = self._shard(comm, replica, number)

@@ -76,7 +76,7 @@ class Shard:
         """Apply a gradient of ``worker``, computed at the parameters ``before``, which were pulled after ``pulled`` changes.
 
         ``count`` is the number of the worker's pushes so far. ``moments`` are the worker's own, for rules that use them.
-        ``sums`` is the result of `ParameterServer.sums` for the whole gradient.
+        ``sums`` is the result of `ParameterServer.layer_sums` for the whole gradient.
         Returns a function; its result is the number of changes before this one. When it returns, the push has been applied.
         """
         own, params = self._rule.own_moments, self.arrays[PARAMS]

@@ -4,8 +4,8 @@ u <- outer u + (x_0 - x), x <- x_0 - u, where x_0 are the parameters after the l
 the old u. If ranks do not all take the same mean, the update of u uses the parameters before the exchange, and the update of x
 those after it. Otherwise the change by the exchange would become momentum too, and drive the ranks apart.
 Cost: no communication; memory 2 V.
-Source: Wang et al., ICLR 2020, arXiv:1910.00643, algorithm 1 with alpha = 1 [interpretation: u is kept in units of
-parameters, so that a changing rate needs no division].
+Source: Wang et al., ICLR 2020, arXiv:1910.00643, algorithm 1 with alpha = 1. Departure: u is in units of parameters, in the
+source in units of gradients. If the learning rate falls, u keeps its size; in the source the step with u shrinks with the rate.
 """
 
 from __future__ import annotations

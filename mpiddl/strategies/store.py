@@ -123,7 +123,7 @@ class Store:
         return Shard(self._comm, *self._parts, self.spans[number], memory)
 
     def _sums(self) -> int:
-        """How many numbers `ParameterServer.sums` has."""
+        """How many numbers `ParameterServer.layer_sums` has."""
         rule, replica = self._parts
         return len(replica.layers) if rule.sums_layers else 0
 
