@@ -40,9 +40,9 @@ from mpiddl.strategies.trial import trouble
 from mpiddl.transport.base import Comm
 
 PUSH, PULL, MEET, STOP, DONE, ALL, NONE, SUMS = range(1, 9)
-"""Tags. From workers: PUSH, a gradient; SUMS, before it, the result of `layer_sums`; DONE, the worker leaves. To workers: PULL, parameters;
-MEET, parameters, and wait for the decision about a meeting; STOP, the run is over. From the first server, passed on by workers:
-ALL, all ranks meet; NONE, a worker has left, so there is no meeting."""
+"""Tags. From workers: PUSH, a gradient; SUMS, before it, the result of `layer_sums`; DONE, the worker leaves. To workers: PULL,
+parameters; MEET, parameters, and wait for the decision about a meeting; STOP, the run is over. From the first server, passed on
+by workers: ALL, all ranks meet; NONE, a worker has left, so there is no meeting."""
 
 AUTO, ONE_SIDED, TWO_SIDED = COMMUNICATION = "auto", "one-sided", "two-sided"
 
