@@ -26,13 +26,14 @@ class State:
     """The changing state of a training rank; a checkpoint saves all of it.
 
     index : number of finished loops of this rank.
-    updates : number of updates that the optimiser's moments have seen.
+    updates : number of updates of the run, on a serving rank those that it has made.
     params : parameters of the model, flat and by name.
     moments : flat arrays of the optimiser.
     strategy : state of the strategy.
     apply, rate : one update of the optimiser on given arrays, and the learning rate (see `Replica`).
     begun : number of steps that a resumed run had done before.
     trainers : number of ranks that hold rows (see `Replica`).
+    earlier : updates that the moments have seen beyond ``updates``, by another strategy on a server.
     """
 
     index: int
@@ -44,11 +45,17 @@ class State:
     rate: Callable[[float], float]
     begun: int = 0
     trainers: int = 0
+    earlier: int = 0
+
+    @property
+    def seen(self) -> int:
+        """Number of updates that the optimiser's moments have seen."""
+        return self.updates + self.earlier
 
     @property
     def replica(self) -> Replica:
         tensors = list(self.params.slices.values())
-        return Replica(self.params.flat, self.moments, self.apply, self.rate, self.begun, self.updates, tensors,
+        return Replica(self.params.flat, self.moments, self.apply, self.rate, self.begun, self.seen, tensors,
                        self.params.layers, self.trainers)
 
 
@@ -171,7 +178,7 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
 
 def update(optimiser: Optimiser, state: State, grad: np.ndarray, scale: float, rate: float, clip: float) -> None:
     """Make one update with ``scale * grad``. ``clip`` limits its norm if it is above 0."""
-    applying(optimiser, clip)(state.params.flat, grad, state.moments, rate, scale, state.updates)
+    applying(optimiser, clip)(state.params.flat, grad, state.moments, rate, scale, state.seen)
     state.updates += 1
 
 

@@ -388,6 +388,7 @@ def _restore(state: State, loaded: Checkpoint, session: Session) -> None:
     if "params" in own:
         checkpoint.fill(state.params.flat, own["params"], "params", loaded.path)
     other = loaded.manifest["job"]["optimiser"] != session.job.optimiser  # the strategy's: moments of other names start anew
+    seen = loaded.manifest.get("seen", loaded.manifest["updates"]) if state.moments.keys() <= loaded.optimiser.keys() else 0
     for name, moment in state.moments.items():
         if not other or name in loaded.optimiser:
             checkpoint.fill(moment, own.get(f"moment.{name}", loaded.optimiser.get(name)), name, loaded.path)
@@ -397,3 +398,5 @@ def _restore(state: State, loaded: Checkpoint, session: Session) -> None:
         state.index, state.strategy = loaded.state["index"], loaded.state["strategy"]
         if state.strategy is not None:
             state.updates = loaded.state["updates"]
+            seen = loaded.state.get("seen", state.updates)
+    state.earlier = seen - state.updates

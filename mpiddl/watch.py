@@ -102,14 +102,17 @@ class Watch:
 
     def _save(self, checkpoints: Path, state: State, finished: bool) -> dict[str, Any]:
         step = max(self.comm.allgather(self.plan.done(state)))
-        counts = {"index": state.index, "updates": state.updates}
-        common = counts if self.strategy.lockstep else {"index": step, "updates": step}
+        counts = {"index": state.index, "updates": state.updates, "seen": state.seen}
+        common = counts if self.strategy.lockstep else {"index": step, "updates": step, "seen": state.seen}
         self.check_replicas(state)
         params, moments = state.params if finished else self.consensus(state), state.moments
         own = {} if params is state.params else {"params": state.params.flat}
         if not self.strategy.replicated:
             own |= {f"moment.{name}": moment for name, moment in moments.items()}
             moments = {name: _mean(self.comm, moment, self.plan.trainers) for name, moment in moments.items()}
+        if told := self.strategy.moments(self.comm, state.strategy, state.replica):
+            moments, common = told[0], {**common, "seen": told[1]}
+            own = {} if finished else own  # a run that goes on takes the moments of the one model
         begun, self.begun = self.begun, None
         return checkpoint.save(
             self.comm, checkpoints, step, params.views, moments, own,

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 import mpiddl
-from mpiddl.checkpoint import complete
+from mpiddl.checkpoint import complete, load
 from mpiddl.cli import main
 from mpiddl.cli.flags import in_flags
 from mpiddl.errors import CheckpointError, DataError, ShapeError, UsageError
 from mpiddl.folder import Folder
 from mpiddl.inference import predict_run
 from mpiddl.job import read_job_file
+from mpiddl.strategies import make_strategy
+from mpiddl.strategies.parameter_server import ParameterServer
 from mpiddl.transport import uncaught, virtual
 
 pytestmark = pytest.mark.no_mpi
@@ -182,3 +184,42 @@ def test_a_run_that_is_over_keeps_its_bits_when_it_is_resumed(tmp_path, strategy
         again = virtual.run(size, run, nodes[:size])[0]
         for name, array in first.params.items():
             assert (again.params[name] == array).all()
+
+
+TAKE_OVER = ["allreduce", "local-sgd:period=2", "gossip", "hierarchical", "two-step", "gossip:pace=own",
+             "asgd:communication=two-sided", "ssp", "staleness-aware:communication=two-sided",
+             "dc-asgd-a:communication=two-sided", "dana:communication=two-sided", "ddc-asgd:communication=two-sided",
+             "ddc-asgd-literal:communication=two-sided"]
+
+
+@pytest.mark.parametrize("optimiser", ["momentum", "nesterov", "adam"])
+@pytest.mark.parametrize("before", TAKE_OVER)
+def test_moments_go_on_with_any_other_strategy(tmp_path, before, optimiser):
+    """With one worker each strategy takes the steps of one rank, bit for bit, also when it takes over from another one."""
+    job = {"epochs": 2, "optimiser": optimiser, "rate": 0.01, "quiet": True, "validation": 0.0, "batch": 256}
+
+    def run(strategy, out, steps, resume):
+        def program(comm):
+            settings = {**job, "out": tmp_path / out, "max_steps": steps, "resume": resume}
+            return mpiddl.train("softmax", "digits", comm=comm, strategy=strategy, **settings)
+
+        result = virtual.run(1 + isinstance(make_strategy(strategy), ParameterServer), program)[0]
+        return np.concatenate([array.ravel() for array in result.params.values()])
+
+    def fits(strategy):
+        return optimiser in (make_strategy(strategy).optimisers or (optimiser,))
+
+    if fits(before):
+        run(before, "first", 5, False)
+        wanted = run("allreduce", "whole", 10, False)
+        for after in filter(fits, TAKE_OVER):
+            shutil.copytree(tmp_path / "first", tmp_path / after)
+            assert (run(after, after, 10, True) == wanted).all(), after
+
+
+@pytest.mark.parametrize("rule, seen", [("asgd", 20), ("dana", 5)])
+def test_moments_of_four_workers_have_seen_all_updates_that_were_made_with_them(tmp_path, rule, seen):
+    job = {"strategy": f"{rule}:communication=two-sided,servers=2", "simulate": 6, "optimiser": "nesterov", "max_steps": 5}
+    mpiddl.train("softmax", "digits", out=tmp_path, quiet=True, **job)
+    found = load(tmp_path)
+    assert found.manifest["seen"] == seen and all(moment.any() for moment in found.optimiser.values())

@@ -15,7 +15,7 @@ from mpiddl.kernels.lock import WORDS, acquire, begin_change, changes, end_chang
 
 import mpiddl
 from mpiddl.errors import CommError, UsageError
-from mpiddl.strategies import ASGD, DDCASGD, Replica, Step, make_strategy, trial
+from mpiddl.strategies import ASGD, DANA, DDCASGD, Replica, Step, make_strategy, trial
 from mpiddl.strategies.one_sided import OneSided
 from mpiddl.topology import neighbours
 from mpiddl.transport import virtual
@@ -101,6 +101,28 @@ def test_no_reader_ever_sees_two_stamps_in_a_shard(comm, placed, servers):
     for begin, end in pairwise(edges):
         assert (seen[:, begin:end] == seen[:, begin : begin + 1]).all()
     assert len(set(comm.allgather(params.tobytes()))) == 1
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("rule", [ASGD, DANA])
+def test_moments_of_the_model_are_those_of_all_pushes(comm, placed, rule):
+    """The moment is the number of pushes that it has seen: all of them, or those of its worker, of which the mean counts."""
+
+    def counting(params, grad, moments, rate, scale, step):
+        moments["pushes"] += grad
+
+    for servers in range(1, comm.size + 1):
+        replica = Replica(np.zeros(7), {"pushes": np.zeros(7)}, counting, lambda steps: 1.0, updates=100)
+        strategy = OneSided(rule(servers))
+        state, stop = strategy.init(placed, replica), False
+        while not stop:
+            combined = strategy.combine(placed, state, np.ones(7), replica, Step(0, 1, comm.size, 1.0, 6))
+            state, stop = combined.state, combined.stop
+        strategy.finish(placed, state, replica)
+        moments, seen = strategy.moments(placed, state, replica)
+        pushes = 6 if rule is DANA else 6 * comm.size
+        np.testing.assert_allclose(moments["pushes"], pushes)
+        assert comm.allgather(seen) == [100 + pushes] * comm.size
 
 
 @pytest.mark.mpi(min_size=2)

@@ -8,7 +8,7 @@ A strategy overrides some of these eight functions. The default of each one chan
     start       a part of the gradient is final: its exchange may begin during the backward pass
     combine     exchange gradients, before the local update
     mix         exchange parameters, after the local update
-    model       the one model of all ranks, where their parameters differ
+    model       the one model of all ranks, where their parameters differ; `moments` for the optimiser's moments
     finish      the end of the run: leave the final model in the parameters
 
 Four more: `note` and `figures` report to the user, `resolve` may select another strategy for the ranks at hand, and `warm`
@@ -250,6 +250,13 @@ class Strategy:
 
     def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray | None:
         """Return the one model of all ranks; None: the mean of their parameters. ``params`` are this rank's. Collective."""
+        return None
+
+    def moments(self, comm: Comm, state: Any, replica: Replica) -> tuple[dict[str, np.ndarray], int] | None:
+        """Return the optimiser's moments that belong to `model`, and the number of updates that they have seen.
+
+        None: the mean of the ranks' moments, and each rank's own number. Called at checkpoints, and after `finish`. Collective.
+        """
         return None
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:

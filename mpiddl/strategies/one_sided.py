@@ -29,7 +29,7 @@ from mpiddl.layout import rank_shards
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
 from mpiddl.strategies.push import staleness
 from mpiddl.strategies.store import Store
-from mpiddl.transport.base import Comm
+from mpiddl.transport.base import IN_PLACE, Comm
 
 STORE = "parameter server"
 
@@ -54,7 +54,7 @@ class OneSided(Strategy):
 
     def init(self, comm: Comm, replica: Replica) -> Any:
         self.rule.check_size(replica.params.size)
-        begun = {"begun": replica.begun}
+        begun = {"begun": replica.begun, "seen": replica.updates}
         store = self._store(comm, begun, replica)
         return {**begun, "pulled": [0] * self.rule.servers, "count": 0, "delays": {}, "serves": store.saved()}
 
@@ -91,8 +91,26 @@ class OneSided(Strategy):
         for theirs in comm.allgather(state["delays"]):
             for delay, count in theirs.items():
                 delays[delay] = delays.get(delay, 0) + count
-        state["delays"], state["serves"] = delays, None
+        state["delays"], state["serves"], state["moments"] = delays, None, self._moments(comm, store, state, replica)
         store.Free()
+
+    def moments(self, comm: Comm, state: Any, replica: Replica) -> tuple[dict[str, np.ndarray], int]:
+        """Those in the shards; the mean over the workers if each has its own."""
+        found: tuple[dict[str, np.ndarray], int] = state["moments"] if "moments" in state else self._moments(
+            comm, self._store(comm, state, replica), state, replica)
+        return found
+
+    def _moments(self, comm: Comm, store: Store, state: Any, replica: Replica) -> tuple[dict[str, np.ndarray], int]:
+        found = {name: np.zeros_like(moment) for name, moment in replica.moments.items()}
+        for number, span in enumerate(store.spans):
+            for name, moment in found.items():
+                moment[slice(*span)] = store.moment(number, name, replica.moments[name][slice(*span)])
+        for moment in found.values():
+            comm.Allreduce(IN_PLACE, moment)
+            if self.rule.own_moments:
+                moment *= 1 / comm.size
+        version = state["pulled"][0]
+        return found, state["seen"] + version // (comm.size if self.rule.own_moments else 1)
 
     def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
         return {"staleness": staleness(state["delays"])}
@@ -102,7 +120,7 @@ class OneSided(Strategy):
 
         def opened() -> Store:
             later = Replica(replica.params, replica.moments, replica.apply, lambda steps: replica.rate(state["begun"] + steps),
-                            layers=replica.layers)
+                            updates=state["seen"], layers=replica.layers)
             return Store(comm, self.rule, later, state.get("serves"))
 
         return comm.kept(STORE, opened)

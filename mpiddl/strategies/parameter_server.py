@@ -146,7 +146,7 @@ class ParameterServer(Strategy):
         owners = workers if self.own_moments else 1
         return {
             "version": 0, "pulled": [0] * workers, "counts": [0] * workers, "left": [], "delays": {}, "met": 0, "told": [],
-            "held": [], "here": 0, "begun": replica.begun,
+            "held": [], "here": 0, "begun": replica.begun, "seen": replica.updates,
             "before": np.tile(shard, (workers, 1)),
             "moments": {name: np.tile(moment, (owners, 1)) for name, moment in moments.items()},
             "sums": np.zeros((workers, len(replica.layers) if self.sums_layers else 0)),
@@ -176,6 +176,18 @@ class ParameterServer(Strategy):
             begin, end = block_bounds(params.size, self.serving, number)
             comm.Bcast(whole[begin:end], comm.size - self.serving + number)
         return whole
+
+    def moments(self, comm: Comm, state: Any, replica: Replica) -> tuple[dict[str, np.ndarray], int]:
+        """Those of the servers; the mean over the workers if each has its own."""
+        workers, whole = comm.size - self.serving, {name: moment.copy() for name, moment in replica.moments.items()}
+        for number in range(self.serving):
+            part = slice(*self._shard(comm, replica, number))
+            for name, moment in whole.items():
+                if comm.rank == workers + number:
+                    moment[part] = state["moments"][name].mean(axis=0)
+                comm.Bcast(moment[part], workers + number)
+        seen = 0 if comm.rank < workers else state["seen"] + state["version"] // (workers if self.own_moments else 1)
+        return whole, comm.bcast(seen, workers)
 
     def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
         return {"staleness": staleness(state["delays"])}
@@ -240,9 +252,9 @@ class ParameterServer(Strategy):
         if tag == PUSH and state["version"] < budget:
             delay, count = state["version"] - state["pulled"][worker], state["counts"][worker]
             moments = {name: rows[worker if self.own_moments else 0] for name, rows in state["moments"].items()}
-            return Push(shard, grad, state["before"][worker], worker, workers, delay, count, rate, moments,
-                        count if self.own_moments else state["version"], state["sums"][worker],
-                        layers_of(replica.layers, begin, end))
+            seen = state["seen"] + (count if self.own_moments else state["version"])
+            return Push(shard, grad, state["before"][worker], worker, workers, delay, count, rate, moments, seen,
+                        state["sums"][worker], layers_of(replica.layers, begin, end))
         if tag == ALL:
             state["here"] += 1
             return None

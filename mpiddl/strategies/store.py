@@ -12,7 +12,7 @@ from mpiddl.collectives.base import block_bounds
 from mpiddl.strategies.base import Replica
 from mpiddl.strategies.ledger import Ledger
 from mpiddl.strategies.remote import Desk, Line, RemoteLedger, RemoteShard
-from mpiddl.strategies.shard import Shard
+from mpiddl.strategies.shard import MOMENT, Shard
 from mpiddl.topology import neighbours
 
 PAUSE_S = 0.001
@@ -88,6 +88,18 @@ class Store:
             self._comm.progress()
             time.sleep(PAUSE_S)
         return answer > 0
+
+    def moment(self, number: int, name: str, own: np.ndarray) -> np.ndarray | float:
+        """This rank's part of a sum over all ranks: the moment ``name`` of shard ``number``.
+
+        ``own`` is the moment of this rank as a worker, which a rule with moments of its own has applied to the shards of this
+        node. For workers on other nodes, the serving rank has their moments.
+        """
+        (rule, _), shard = self._parts, self.shards[number]
+        if not rule.own_moments:
+            return shard.arrays[f"{MOMENT}{name}"] if isinstance(shard, Shard) and number == self._mine else 0.0
+        far = self._desk.saved.values() if self._desk and number == self._mine else ()
+        return sum((its[name] for its in far), own if isinstance(shard, Shard) else 0.0)
 
     def count(self) -> None:
         """Add the bytes sent to other nodes since the last call to the communicator's meter."""
