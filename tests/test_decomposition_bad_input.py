@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import scipy.sparse
+from harness.damaged import DAMAGES, LEGAL, damaged_coordinates, rows_with_gaps, with_change
 from harness.matrices import DTYPES, SOLVERS, exact, mine, rows_of_all
 
 from mpiddl.decomposition import PCA, TruncatedSVD
-from mpiddl.errors import MismatchError, MpiddlError
+from mpiddl.errors import DataError, MismatchError, MpiddlError
+from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
 
@@ -213,3 +217,48 @@ def test_rows_of_weight_zero_on_one_rank_and_none_on_others(comm):
     rows = np.ones((int(comm.rank == 1), 4))
     with pytest.raises(MpiddlError, match="X: got no row with a sample_weight above zero"):
         PCA(2, comm=comm).fit(rows, sample_weight=np.zeros(len(rows)))
+
+
+def last_only(comm, name):
+    """Sound rows, but on the last rank with that change."""
+    x = scipy.sparse.csr_array(rows_with_gaps(comm.rank))
+    return with_change(x, name) if comm.rank == comm.size - 1 else x
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_sparse_rows_of_one_rank_are_everybodys_error(damage, size):
+    message = f"^X: {DAMAGES[damage][2]}"
+
+    def program(comm):
+        pca = PCA(2, comm=comm)
+        for call in (pca.fit, pca.fit_transform):
+            with pytest.raises(DataError, match=message):
+                call(last_only(comm, damage))
+        pca.fit(scipy.sparse.csr_array(rows_with_gaps()))
+        with pytest.raises(DataError, match=message) if comm.rank == comm.size - 1 else nullcontext():
+            pca.transform(last_only(comm, damage))
+
+    virtual.run(size, program)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("kind", [PCA, TruncatedSVD])
+def test_sparse_rows_that_are_not_sorted_or_come_in_parts(kind, size):
+    def program(comm):
+        wanted = kind(3, tol=1e-12, comm=comm).fit(rows_with_gaps(comm.rank))
+        for name in LEGAL:
+            for solver in ("gram", "krylov"):
+                found = kind(3, tol=1e-12, solver=solver, comm=comm).fit(last_only(comm, name))
+                for one in ("singular_values_", "explained_variance_ratio_"):
+                    np.testing.assert_allclose(getattr(found, one), getattr(wanted, one), rtol=1e-9, err_msg=f"{name} {one}")
+                scores = found.transform(last_only(comm, name))
+                np.testing.assert_allclose(scores, found.transform(rows_with_gaps(comm.rank)), atol=1e-12, err_msg=name)
+
+    virtual.run(size, program)
+
+
+def test_damaged_sparse_rows_in_other_formats():
+    for name, x in damaged_coordinates():
+        with pytest.raises(DataError, match=r"^X: "):
+            pytest.fail(f"{name}: {PCA(2).fit(x).singular_values_}")

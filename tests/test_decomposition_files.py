@@ -6,10 +6,12 @@ import gzip
 import json
 import mmap
 import struct
+from functools import partial
 
 import numpy as np
 import pytest
 import scipy.sparse
+from harness.damaged import DAMAGES, LEGAL, changed, rows_with_gaps
 from harness.matrices import exact, rows_of_all, write_hdf5
 
 from mpiddl.cli import main
@@ -248,3 +250,49 @@ def test_every_matrix_that_scipy_saves(form, tmp_path):
     x = rows_of_all(20, 6)
     scipy.sparse.save_npz(tmp_path / "x.npz", scipy.sparse.csr_array(x).asformat(form))
     np.testing.assert_array_equal(open_matrix(str(tmp_path / "x.npz")).read(range(3, 9)).toarray(), x[3:9])
+
+
+def write_changed(path, name):
+    x = scipy.sparse.csr_array(rows_with_gaps())
+    data, indices, indptr = changed(x, name)
+    np.savez(path, data=data, indices=indices, indptr=indptr, shape=x.shape, format=b"csr")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_damaged_sparse_matrix_is_an_error_on_every_rank(size, tmp_path):
+    path = tmp_path / "x.npz"
+
+    def program(comm, message):
+        with pytest.raises(DataError, match=message):
+            decompose_file(str(path), tmp_path / "out", comm=comm, n_components=2)
+
+    by_scipy = "the file is damaged, or contains no sparse matrix"  # its constructors see some of it
+    for damage, (_, _, message) in DAMAGES.items():
+        write_changed(path, damage)
+        virtual.run(size, partial(program, message=f"x.npz: ({message}|{by_scipy})"))
+        assert not (tmp_path / "out/summary.json").exists(), damage
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_sparse_matrix_with_unusual_indices(size, tmp_path):
+    path = tmp_path / "x.npz"
+    values = exact(rows_with_gaps())[0]
+
+    def program(comm):
+        return decompose_file(str(path), tmp_path / "out", comm=comm, n_components=3, overwrite=True, tol=1e-12)
+
+    for change in LEGAL:
+        write_changed(path, change)
+        found = virtual.run(size, program)[0]["singular_values"]
+        np.testing.assert_allclose(found, np.sqrt(values[:3] * 60), rtol=1e-9, err_msg=change)
+
+
+@pytest.mark.parametrize("entry", ["data", "indices", "indptr", "shape", "format"])
+def test_any_damage_to_an_array_of_a_sparse_matrix(entry, tmp_path):
+    x = scipy.sparse.csr_array(rows_with_gaps())
+    for wrong in (np.array("text"), np.zeros(0), np.zeros((2, 2)), np.array(3), np.array(-1), np.array([1, 2, 3]),
+                  np.array([2**62, 2**62]), np.array([-60, 20]), np.array([60.0, 20.0]), np.array([None])):
+        arrays = {"data": x.data, "indices": x.indices, "indptr": x.indptr, "shape": x.shape, "format": b"csr", entry: wrong}
+        np.savez(tmp_path / "x.npz", **arrays)
+        with pytest.raises(DataError, match=r"x\.npz"):
+            pytest.fail(f"{wrong!r}: {open_matrix(str(tmp_path / 'x.npz'))}")

@@ -29,9 +29,13 @@ from ..errors import DataError, UsageError
 from .idx import open_idx
 from .npy import open_member, open_npy
 from .rows import MappedRows, RowArray, StreamedRows, reading
+from .sparse import checked_csr
 
 HDF5 = (".h5", ".hdf5", ".nc", ".nc4")
 WANTED = "a file that ends in .npy, .npz, -ubyte, -ubyte.gz, .h5:NAME or .nc:NAME"
+
+INDEX_ARRAYS = {"indices", "indptr", "row", "col", "coords", "offsets"}
+"""Of the files of `scipy.sparse.save_npz`."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ def _open_archive(path: Path, member: str) -> Matrix:
     with reading(path), zipfile.ZipFile(path) as archive:
         names = [entry.removesuffix(".npy") for entry in archive.namelist()]
     if not member and {"format", "data", "shape"} <= set(names):
-        return _open_sparse(path)
+        return _open_sparse(path, set(names))
     if member and member not in names:
         raise DataError(f"{path}: got the array name {member!r}, expected one of {', '.join(names)}")
     if not member and len(names) != 1:
@@ -148,14 +152,19 @@ def _open_archive(path: Path, member: str) -> Matrix:
     return _of_rows(open_member(path, f"{member or names[0]}.npy"))
 
 
-def _open_sparse(path: Path) -> Matrix:
+def _open_sparse(path: Path, names: set[str]) -> Matrix:
     from scipy import sparse
 
-    try:
-        with reading(path):
-            whole = sparse.load_npz(path).tocsr()
-    except (ValueError, KeyError) as error:
-        raise DataError(f"{path}: the file is damaged, or contains no sparse matrix ({error})") from None
+    for name in sorted(names & INDEX_ARRAYS):  # SciPy would cut fractions off
+        kind = open_member(path, f"{name}.npy").dtype
+        if kind.kind not in "iu":
+            raise DataError(f"{path}: {name}: got {kind}, expected integers")
+    with reading(path):
+        try:
+            found = sparse.load_npz(path)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, NotImplementedError) as error:
+            raise DataError(f"{path}: the file is damaged, or contains no sparse matrix ({error})") from None
+    whole = checked_csr(found, str(path))
     dtype = _check(str(path), whole.shape, whole.dtype)
     return Matrix(str(path), whole.shape[0], whole.shape[1:], dtype, lambda rows: whole[rows.start : rows.stop].astype(dtype),
                   parts=False)

@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from mpiddl.data.sparse import checked_csr
 from mpiddl.decomposition.base import Decomposition
 from mpiddl.decomposition.dense_rows import DenseRows
 from mpiddl.decomposition.file_rows import CHUNK_BYTES, FileRows, mapping
@@ -57,7 +58,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def transform(self, X: Any) -> np.ndarray:
         """Scores of rows, shape (n, n_components_), in the dtype of ``X``. Local."""
         check_is_fitted(self)
-        x = validate_data(self, X, dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
+        x = validate_data(self, _sound(X), dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
         return self._scores(x)
 
     def inverse_transform(self, X: Any) -> np.ndarray:
@@ -97,7 +98,7 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         options: dict[str, Any] = {"accept_sparse": "csr", "order": "C", "ensure_all_finite": False, **least}
         if _is_plain(X):
             options = {"skip_check_array": True}  # which would not change it, nor refuse it
-        x = validate_data(self, X, dtype=[np.float64, np.float32], reset=reset, **options)
+        x = validate_data(self, _sound(X), dtype=[np.float64, np.float32], reset=reset, **options)
         weights = None if sample_weight is None else self._own_weights(sample_weight, x, least)
         numbers = None
         if weights is not None and not weights.all():
@@ -119,6 +120,11 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     def _random(self) -> np.random.RandomState:
         return check_random_state(self.random_state)
+
+
+def _sound(X: Any) -> Any:
+    """``X``; a sparse matrix is checked, and in CSR."""
+    return checked_csr(X, "X") if issparse(X) else X
 
 
 def _is_plain(X: Any) -> bool:
