@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from mpiddl.decomposition import PCA, TruncatedSVD
+from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
 
@@ -86,6 +87,30 @@ def test_sparse_rows(comm, kind, solver, dtype):
     np.testing.assert_allclose(sparse.explained_variance_ratio_, dense.explained_variance_ratio_, rtol=10 * near)
     np.testing.assert_allclose(sparse.components_, dense.components_, atol=100 * near)
     np.testing.assert_allclose(sparse.transform(scipy.sparse.csr_matrix(x)), dense.transform(x), atol=100 * near)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("kind", [PCA, TruncatedSVD])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_rank_without_rows(kind, size, sparse, dtype):
+    whole = rows_of_all(50, 12, dtype=dtype)
+
+    def program(comm):
+        own = whole[:0] if comm.rank else whole
+        own = scipy.sparse.csr_array(own) if sparse else own
+        model = kind(3, comm=comm)
+        scores = model.fit_transform(own)
+        assert (scores.shape, scores.dtype) == ((own.shape[0], 3), dtype)
+        np.testing.assert_array_equal(model.transform(own), scores)
+        back = model.inverse_transform(scores)
+        assert (back.shape, back.dtype) == (own.shape, dtype)
+        assert model.transform(whole[:0]).shape == (0, 3)
+        assert model.inverse_transform(np.empty((0, 3))).shape == (0, 12)
+        if not sparse:
+            assert kind(3, comm=comm).partial_fit(own).partial_fit(own).transform(own).shape == scores.shape
+
+    virtual.run(size, program)
 
 
 @pytest.mark.parametrize("whiten", [False, True])

@@ -11,6 +11,7 @@ from harness.damaged import DAMAGES, LEGAL, damaged_coordinates, rows_with_gaps,
 from harness.matrices import DTYPES, SOLVERS, exact, mine, rows_of_all
 
 from mpiddl.decomposition import PCA, TruncatedSVD
+from mpiddl.decomposition.dense_rows import DenseRows
 from mpiddl.errors import DataError, MismatchError, MpiddlError
 from mpiddl.transport import virtual
 
@@ -262,3 +263,47 @@ def test_damaged_sparse_rows_in_other_formats():
     for name, x in damaged_coordinates():
         with pytest.raises(DataError, match=r"^X: "):
             pytest.fail(f"{name}: {PCA(2).fit(x).singular_values_}")
+
+
+def hidden(shape, entry=(3, 1)):
+    """Rows of which an entry is masked: behind it is a fill value."""
+    x = np.ma.array(np.random.default_rng(0).standard_normal(shape))
+    x[entry] = 1e4
+    x[entry] = np.ma.masked
+    return x
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("kind", [PCA, TruncatedSVD])
+def test_values_behind_a_mask_are_not_read(kind, size):
+    plain = np.random.default_rng(0).standard_normal((60, 8))
+
+    def program(comm):
+        model = kind(2, comm=comm)
+        last = comm.rank == comm.size - 1
+        x, weights = hidden((60, 8)) if last else plain, hidden(60, 3) ** 2 if last else np.ones(60)
+        for call in (model.fit, model.partial_fit, model.fit_transform):
+            with pytest.raises(DataError, match=r"X: got a masked array \(masked entries: 1\), expected no"):
+                call(x)
+            with pytest.raises(DataError, match="sample_weight: got a masked array"):
+                call(plain, sample_weight=weights)
+        with pytest.raises(DataError, match="X: got a masked array"):
+            model.fit(list(x))
+        model.fit(plain)
+        for call, rows in ((model.transform, hidden((60, 8))), (model.inverse_transform, hidden((60, 2)))):
+            with pytest.raises(DataError, match="X: got a masked array"):
+                call(rows)
+        with pytest.raises(DataError, match="x: got a masked array"):
+            DenseRows(x if last else hidden((60, 8)))
+
+    virtual.run(size, program)
+
+
+def test_masked_arrays_without_masked_entries():
+    """NetCDF files are read as such."""
+    x = np.random.default_rng(0).standard_normal((60, 8))
+    for mask in (np.ma.nomask, np.zeros(x.shape, bool)):
+        masked = np.ma.array(x, mask=mask)
+        found, wanted = PCA(2).fit(masked), PCA(2).fit(x)
+        np.testing.assert_array_equal(found.components_, wanted.components_)
+        np.testing.assert_array_equal(found.transform(masked), wanted.transform(x))

@@ -58,6 +58,9 @@ def test_numbers_come_back_as_outputs():
     result = mpiddl.train("mlp", (X, numbers), **QUICK)
     assert result.predict(X).shape == (240, 3) and np.array_equal(result.predict(X).argmax(axis=1), numbers)
     assert np.array_equal(result.predict(X), result.outputs(X))
+    for call in (result.predict, result.outputs):
+        with pytest.raises(DataError, match="x: got a masked array"):
+            call(np.ma.masked_less(X, 0))
 
 
 def saved(folder, **arrays):

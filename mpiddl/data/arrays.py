@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -127,11 +128,12 @@ def dense(array: ArrayLike, name: str) -> np.ndarray:
     Raises
     ------
     DataError
-        If it is sparse, or no array at all; the same on every rank that was given the same.
+        If it is sparse, has masked entries, or is no array at all; the same on every rank that was given the same.
     """
     kind = type(array).__name__
     if hasattr(array, "toarray"):
         raise DataError(f"{name}: got a sparse matrix ({kind}), expected a dense array: {name}.toarray()")
+    refuse_masked(array, name)
     try:
         found = np.asarray(array)
     except (ValueError, TypeError, RuntimeError) as error:  # lists of several lengths; tensors that ask for a gradient
@@ -139,6 +141,15 @@ def dense(array: ArrayLike, name: str) -> np.ndarray:
     if not found.ndim:
         raise DataError(f"{name}: got {kind}, expected an array with one entry for each row")
     return found
+
+
+def refuse_masked(array: Any, name: str) -> None:
+    """Raise a `DataError` if an array, or one in a list, has masked entries: numpy would read the values behind the mask."""
+    parts = array if isinstance(array, (list, tuple)) else [array]
+    hidden = sum(int(part.mask.sum()) for part in parts if isinstance(part, np.ma.MaskedArray))
+    if hidden:
+        raise DataError(f"{name}: got a masked array (masked entries: {hidden}), expected no masked entries; fill them "
+                        "in, or leave out their rows or columns")
 
 
 def check_pair(x: RowArray, y: RowArray) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from mpiddl import kernels
 from mpiddl.collectives.base import block_bounds
+from mpiddl.data.arrays import refuse_masked
 from mpiddl.decomposition.rows import Sums, padded, together
 from mpiddl.memory import aligned_zeros
 
@@ -40,6 +41,7 @@ class DenseRows:
 
     def __init__(self, x: np.ndarray, weights: np.ndarray | None = None, threads: int = 1,
                  compiled: bool = True):
+        refuse_masked(x, "x")
         self.x, self.dtype = np.asarray(x), x.dtype
         self.n, self.d = x.shape
         self.weights = np.empty(0, x.dtype) if weights is None else weights.astype(x.dtype, copy=False)

@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from mpiddl.data.arrays import refuse_masked
 from mpiddl.data.sparse import checked_csr
 from mpiddl.decomposition.base import Decomposition
 from mpiddl.decomposition.dense_rows import DenseRows
@@ -58,13 +59,14 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def transform(self, X: Any) -> np.ndarray:
         """Scores of rows, shape (n, n_components_), in the dtype of ``X``. Local."""
         check_is_fitted(self)
-        x = validate_data(self, _sound(X), dtype=[np.float64, np.float32], accept_sparse="csr", reset=False)
+        x = validate_data(self, _sound(X), dtype=[np.float64, np.float32], accept_sparse="csr", ensure_min_samples=0,
+                          reset=False)
         return self._scores(x)
 
     def inverse_transform(self, X: Any) -> np.ndarray:
         """Rows from scores (n, n_components_): the nearest to the original ones that the components span. Local."""
         check_is_fitted(self)
-        scores = check_array(X, dtype=[np.float64, np.float32], input_name="X")
+        scores = check_array(_sound(X), dtype=[np.float64, np.float32], ensure_min_samples=0, input_name="X")
         if scores.shape[1] != self.n_components_:
             raise ValueError(f"X: got {scores.shape[1]} columns of scores, expected {self.n_components_}, one for each "
                              "component")
@@ -111,7 +113,8 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return FileRows(lambda begin, end: x[begin:end], x.shape[0], x.shape[1], x.dtype, weights)
 
     def _own_weights(self, sample_weight: Any, x: Any, least: dict[str, Any]) -> np.ndarray:
-        weights = check_array(sample_weight, dtype=x.dtype, ensure_2d=False, input_name="sample_weight", **least)
+        weights = check_array(_sound(sample_weight, "sample_weight"), dtype=x.dtype, ensure_2d=False,
+                              input_name="sample_weight", **least)
         if weights.shape != (x.shape[0],):
             raise ValueError(f"sample_weight: got shape {weights.shape}, expected ({x.shape[0]},), one for each row")
         if (weights < 0).any():
@@ -122,9 +125,12 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return check_random_state(self.random_state)
 
 
-def _sound(X: Any) -> Any:
-    """``X``; a sparse matrix is checked, and in CSR."""
-    return checked_csr(X, "X") if issparse(X) else X
+def _sound(X: Any, name: str = "X") -> Any:
+    """``X`` without masked entries, which scikit-learn would read; a sparse matrix is checked, and in CSR."""
+    if issparse(X):
+        return checked_csr(X, name)
+    refuse_masked(X, name)
+    return X
 
 
 def _is_plain(X: Any) -> bool:
