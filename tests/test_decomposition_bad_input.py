@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import nullcontext
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import scipy.sparse
 from harness.damaged import DAMAGES, LEGAL, damaged_coordinates, rows_with_gaps, with_change
 from harness.matrices import DTYPES, SOLVERS, exact, mine, rows_of_all
+from harness.tiers import more
 
 from mpiddl.decomposition import PCA, TruncatedSVD
 from mpiddl.decomposition.dense_rows import DenseRows
@@ -307,3 +309,56 @@ def test_masked_arrays_without_masked_entries():
         found, wanted = PCA(2).fit(masked), PCA(2).fit(x)
         np.testing.assert_array_equal(found.components_, wanted.components_)
         np.testing.assert_array_equal(found.transform(masked), wanted.transform(x))
+
+
+def same_as_scaled(found, wanted, scale):
+    """All that has no square of a row in it, and signs."""
+    np.testing.assert_allclose(found.singular_values_ / scale, wanted.singular_values_, rtol=1e-9)
+    np.testing.assert_allclose(found.explained_variance_ratio_, wanted.explained_variance_ratio_, rtol=1e-9)
+    np.testing.assert_allclose(found.components_, wanted.components_, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [PCA, TruncatedSVD])
+@pytest.mark.parametrize("scale", [2.0**-525, 2.0**-990, *map(more, (2.0**-500, 2.0**-540, 2.0**-660))])
+def test_rows_whose_squares_are_zero(kind, scale):
+    x, weights = rows_of_all(400, 70), np.arange(400.0) % 3
+
+    def program(comm):
+        own, own_weights = mine(x, comm), mine(weights, comm)
+        for solver in SOLVERS:
+            model = kind(3, solver=solver, tol=1e-13, random_state=0, comm=comm)
+            wanted = pickle.loads(pickle.dumps(model.fit(own, sample_weight=own_weights)))
+            same_as_scaled(model.fit(own * scale, sample_weight=own_weights), wanted, scale)
+            assert model.explained_variance_[0] < 1e-290
+        wanted = pickle.loads(pickle.dumps(kind(3, solver="krylov", tol=1e-13, comm=comm).fit(own)))
+        same_as_scaled(kind(3, solver="krylov", tol=1e-13, comm=comm).fit(scipy.sparse.csr_array(own * scale)), wanted, scale)
+        one, other = kind(3, tol=1e-12, comm=comm), kind(3, tol=1e-12, comm=comm)
+        for part in (own[::2], own[1::2]):
+            same_as_scaled(other.partial_fit(part * scale), one.partial_fit(part), scale)
+        if kind is PCA:
+            share = PCA(0.8, comm=comm).fit(own * scale)
+            assert share.n_components_ == PCA(0.8, comm=comm).fit(own).n_components_
+
+    virtual.run(2, program)
+
+
+def test_small_batches_after_larger_ones():
+    x = rows_of_all(90, 12)
+    for first, second in ((1e-140, 1e-160), (1e-160, 1e-140), (1e-118, 1e-122)):
+        stream = PCA(3).partial_fit(x[:40] * first).partial_fit(x[40:] * second)
+        larger = max(first, second)
+        wanted = PCA(3).partial_fit(x[:40] * (first / larger)).partial_fit(x[40:] * (second / larger))
+        same_as_scaled(stream, wanted, larger)
+
+
+@pytest.mark.parametrize("kind", [PCA, TruncatedSVD])
+@pytest.mark.parametrize(("dtype", "scale"), [("float32", 2.0**-80), ("float32", 2.0**70), ("float64", 2.0**-300),
+                                              ("float64", 2.0**40)])  # fmt: skip
+def test_variances_are_those_of_the_rows(kind, dtype, scale):
+    x = rows_of_all(400, 70, dtype=dtype)
+    wanted, found = (kind(3, solver="krylov", tol=1e-6).fit(rows) for rows in (x, (x * scale).astype(dtype)))
+    for name in ("explained_variance_", *["noise_variance_"] * (kind is PCA)):
+        np.testing.assert_allclose(getattr(found, name) / scale**2, getattr(wanted, name), rtol=1e-5, atol=1e-12, err_msg=name)
+    assert found.history_[-1].explained / scale**2 == pytest.approx(wanted.history_[-1].explained, rel=1e-5)
+    if kind is PCA:
+        assert PCA(3, whiten=True).fit((x * scale).astype(dtype)).transform(x).dtype == dtype

@@ -201,7 +201,7 @@ class Decomposition(ABC):
     def _remember(self, result: Result, dtype: np.dtype) -> None:
         """The attributes that both estimators have."""
         self.components_ = result.components.astype(dtype)
-        self.singular_values_ = np.sqrt(result.values * result.total).astype(dtype)
+        self.singular_values_ = (np.sqrt(result.values * result.total) * result.unit).astype(dtype)
         self.n_components_, self.n_samples_ = len(result.values), result.n
         self.solver_, self.why_ = result.choice
         self.n_passes_, self.n_rounds_ = result.effort.passes, result.effort.rounds
@@ -219,9 +219,12 @@ def counted(n: int, total: float) -> int:
     return max(n, int(total * (1 + 1e-9)))
 
 
-def variances_in(dtype: np.dtype, values: np.ndarray) -> np.ndarray:
-    """In ``dtype`` if it holds them, else in float64: it squares what the rows are."""
-    return values.astype(dtype) if values.max(initial=0.0) <= np.finfo(dtype).max else values
+def variances_in(dtype: np.dtype, values: np.ndarray, unit: float) -> np.ndarray:
+    """Variances in ``unit``^2 as they are; in ``dtype`` if it holds them, else in float64: it squares what the rows are."""
+    values, limits = values * unit * unit, np.finfo(dtype)
+    largest = values.max(initial=0.0)
+    fits = largest == 0 or limits.tiny / limits.eps <= largest <= limits.max
+    return values.astype(dtype) if fits else values
 
 
 @cache

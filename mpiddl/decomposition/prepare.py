@@ -25,6 +25,9 @@ BORNE = 2.0**20
 SQUARED = 1e150
 """Entries beyond it have no variance in float64."""
 
+LARGEST_UNDONE = 2.0**400
+"""Variances of rows that were multiplied by more may lose digits in the units of the rows, or be zero."""
+
 FAR = {4: 64.0, 8: 2.0**20}
 """How many times their deviation the means may be away from zero, by the dtype's bytes."""
 
@@ -38,9 +41,9 @@ class Prepared(NamedTuple):
     floor: float
 
     def undone(self, result: Any) -> Any:
-        """A `Result` in the units of the rows as they came."""
-        squares = {name: getattr(result, name) / self.scale / self.scale for name in ("values", "errors", "variances")}
-        return replace(result, mean=result.mean / self.scale + self.shift, **squares)
+        """A `Result` in the units of the rows as they came; only variances that are too small for float64 stay scaled."""
+        scaled = replace(result, mean=result.mean / self.scale + self.shift, unit=1 / self.scale)
+        return scaled if self.scale > LARGEST_UNDONE else scaled.in_unit(1.0)
 
 
 def prepare(comm: Any, rows: Rows, n: int, center: bool, seed: int) -> Prepared:

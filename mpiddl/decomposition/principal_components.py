@@ -49,10 +49,12 @@ class PrincipalComponents(Decomposition):
         variance = result.variances.sum() * unbiased
         explained = result.values * unbiased
         self.mean_ = result.mean.astype(dtype)
-        self.explained_variance_ = variances_in(dtype, explained)
-        self.explained_variance_error_ = variances_in(dtype, result.errors * unbiased)
+        self.explained_variance_ = variances_in(dtype, explained, result.unit)
+        self.explained_variance_error_ = (
+            result.errors * unbiased * result.unit * result.unit).astype(self.explained_variance_.dtype)
         self.explained_variance_ratio_ = (explained / variance if variance > 0 else np.zeros(k)).astype(dtype)
-        self.noise_variance_ = float(max(variance - explained.sum(), 0.0) / (least - k)) if k < least else 0.0
+        noise = max(variance - explained.sum(), 0.0) / (least - k) if k < least else 0.0
+        self.noise_variance_ = float(noise * result.unit * result.unit)
 
     def _scores(self, x: np.ndarray) -> np.ndarray:
         scores = x @ self.components_.T - (self.mean_ @ self.components_.T)
@@ -63,5 +65,5 @@ class PrincipalComponents(Decomposition):
 
     def _deviations(self) -> np.ndarray:
         """Of the scores; those of constant ones are as good as 0, and dividing by them must not give infinity."""
-        deviations = np.sqrt(self.explained_variance_)
+        deviations = np.sqrt(self.explained_variance_).astype(self.components_.dtype)
         return np.maximum(deviations, np.finfo(deviations.dtype).eps)

@@ -34,9 +34,9 @@ class SingularVectors(Decomposition):
 
     def _take(self, result: Result, dtype: np.dtype) -> None:
         self._remember(result, dtype)
-        explained = np.maximum(result.values - (result.components @ result.mean) ** 2, 0.0)
+        explained = np.maximum(result.values - (result.components @ result.mean / result.unit) ** 2, 0.0)
         variance = result.variances.sum()
-        self.explained_variance_ = variances_in(dtype, explained)
+        self.explained_variance_ = variances_in(dtype, explained, result.unit)
         self.explained_variance_ratio_ = (explained / variance if variance > 0 else np.zeros(len(explained))).astype(dtype)
 
     def _scores(self, x: np.ndarray) -> np.ndarray:

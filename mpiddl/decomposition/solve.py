@@ -92,6 +92,9 @@ class Result:
     ``components`` (k, d), float64: orthonormal rows, largest variance first, the largest entry of each positive. ``values``
     (k,): the eigenvalues of C; ``errors`` (k,): what they may miss, by estimate. ``mean`` and ``variances`` (d,): of the
     columns. ``n`` rows of weight ``total``.
+
+    Variances (``values``, ``errors``, ``variances``) are in ``unit``^2. It is 1, unless rows are so small (below 1e-120) that
+    float64 cannot hold their squares.
     """
 
     components: np.ndarray
@@ -104,10 +107,18 @@ class Result:
     choice: Choice
     effort: Effort
     history: list[Moment] = field(default_factory=list)
+    unit: float = 1.0
 
     def first(self, k: int) -> Result:
         """The same with ``k`` components."""
         return replace(self, components=self.components[:k], values=self.values[:k], errors=self.errors[:k])
+
+    def in_unit(self, unit: float) -> Result:
+        """The same with variances in ``unit``^2."""
+        factor = self.unit / unit
+        history = [moment._replace(explained=moment.explained * factor * factor) for moment in self.history]
+        return replace(self, values=self.values * factor * factor, errors=self.errors * factor * factor,
+                       variances=self.variances * factor * factor, history=history, unit=unit)
 
 
 def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1e-8, center: bool = True, seed: int = 0,

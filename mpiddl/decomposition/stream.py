@@ -43,7 +43,7 @@ def merged(comm: Any, rows: DenseRows, earlier: Result | None, k: int, center: b
     mean = message[:-2] / total
     x = rows.x - mean.astype(rows.dtype) if center else rows.x
     if earlier is not None and comm.rank == 0:
-        standing = np.sqrt(earlier.values * earlier.total)[:, None] * earlier.components
+        standing = (np.sqrt(earlier.values * earlier.total) * earlier.unit)[:, None] * earlier.components
         if center:
             apart = np.sqrt(earlier.total * total / (earlier.total + total)) * (earlier.mean - mean)
             standing = np.concatenate([standing, apart[None]])
@@ -61,22 +61,25 @@ def merged(comm: Any, rows: DenseRows, earlier: Result | None, k: int, center: b
         found, failure = error.best, error
     scale = found.total / (total + (earlier.total if earlier else 0.0))
     own = replace(found, n=n, total=total, mean=mean, values=found.values * scale, errors=found.errors * scale)
-    result = _with_moments(own, found, earlier, center)
+    result = _with_moments(own, found, earlier.in_unit(found.unit) if earlier else None, center)
     if failure is not None:
         raise ConvergenceError(str(failure), result)
     return result
 
 
 def _with_moments(own: Result, found: Result, earlier: Result | None, center: bool) -> Result:
-    """Number, mean and variances of all rows: the stacked rows have the scatter of all of them, of the batch alone not."""
+    """Number, mean and variances of all rows: the stacked rows have the scatter of all of them, of the batch alone not.
+
+    All variances are in the same unit."""
+    unit = own.unit
     if earlier is None:
-        squares = (found.variances + found.mean**2) * found.total / own.total
-        return replace(own, variances=squares if center else squares - own.mean**2)
+        squares = (found.variances + (found.mean / unit) ** 2) * found.total / own.total
+        return replace(own, variances=squares if center else squares - (own.mean / unit) ** 2)
     both = own.total + earlier.total
     mean = (own.total * own.mean + earlier.total * earlier.mean) / both
     # Standing rows leave out what lies beyond their directions: columns' variances are added up apart.
     kept = (earlier.components**2 * earlier.values[:, None]).sum(axis=0) * earlier.total
-    had = (earlier.variances + (0 if center else earlier.mean**2)) * earlier.total
-    scatter = (found.variances + found.mean**2) * found.total - kept + had
-    variances = scatter / both - (0 if center else mean**2)
+    had = (earlier.variances + (0 if center else (earlier.mean / unit) ** 2)) * earlier.total
+    scatter = (found.variances + (found.mean / unit) ** 2) * found.total - kept + had
+    variances = scatter / both - (0 if center else (mean / unit) ** 2)
     return replace(own, n=own.n + earlier.n, total=both, mean=mean, variances=np.maximum(variances, 0.0))
