@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,25 @@ def test_ranks_with_the_same_strings_agree_and_with_others_do_not():
     virtual.run(2, lambda comm: program(comm, 0))
     with pytest.raises(MismatchError, match="contents"):
         virtual.run(2, lambda comm: program(comm, 1))
+
+
+def extended(array, rank):
+    """In extended precision, whose padding is different on each rank."""
+    x = np.asarray(array, np.longdouble)
+    x.reshape(-1).view(np.uint8).reshape(-1, x.itemsize)[:, 10:] = rank
+    assert np.array_equal(x, array)
+    return x
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant != 63, reason="no floats of 80 bits")
+def test_extended_floats_are_equal_whatever_is_in_their_padding():
+    def train(comm, more=0):
+        x, y = (extended(each, comm.rank) for each in (X, X.sum(axis=1) + more * comm.rank))
+        mpiddl.train("mlp", (x, y), comm=comm, loss="squared-error", **SLOW)
+
+    virtual.run(3, train)
+    with pytest.raises(MismatchError, match="contents"):
+        virtual.run(3, partial(train, more=1e-3))
 
 
 def test_a_run_goes_on_with_the_same_labels_only(tmp_path):
