@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from harness.matrices import check, exact, mine, rows_of_all
-from harness.tiers import more
+from harness.tiers import more, only
 
 from mpiddl.decomposition import PCA, TruncatedSVD
 from mpiddl.errors import ConvergenceError
@@ -222,3 +222,32 @@ def test_what_cannot_be_met_is_an_error_that_carries_the_best(comm):
     with pytest.raises(ConvergenceError, match=r"krylov: missed about .* expected at most 1e-14") as caught:
         pca.fit(mine(x, comm))
     assert caught.value.best.components.shape == pca.components_.shape == (4, 80)
+
+
+TO_ROUNDING = {
+    "plain": lambda rng: rows_of_all(150, 40),
+    "white": lambda rng: rng.standard_normal((150, 40)),
+    "far from zero": lambda rng: rng.standard_normal((150, 40)) + 1e3,
+    "heavy": lambda rng: heavy(rng, 1e3 * rows_of_all(150, 40)),
+    "of rank 5": lambda rng: rng.standard_normal((150, 5)) @ rng.standard_normal((5, 40)),
+    "one hot": lambda rng: np.eye(40)[rng.integers(0, 40, 150)],
+    "few rows": lambda rng: rows_of_all(30, 40),
+}
+
+
+@pytest.mark.parametrize("rows", only(["white", "far from zero", "one hot"], TO_ROUNDING))
+@pytest.mark.parametrize("solver", ["subsample", "vr", "krylov"])
+def test_a_tolerance_of_zero_means_to_rounding(rows, solver):
+    x = TO_ROUNDING[rows](np.random.default_rng(0))
+    for kind, dtype, k, sparse in product((PCA, TruncatedSVD), ("float64", "float32"), (1, 5, -2, 0), (False, True)):
+        if sparse and (solver == "vr" or (dtype == "float32" and rows == "far from zero")):  # whose centring leaves few digits
+            continue
+        k = k if k > 0 else min(x.shape) + k
+        own = x.astype(dtype)
+        values = exact(own, kind is PCA)[0]
+        model = kind(k, solver=solver, tol=0, random_state=0, threads=1).fit(scipy.sparse.csr_array(own) if sparse else own)
+        near = 1e-9 if dtype == "float64" else 1e-4
+        case = f"{kind.__name__} {dtype} {k} of {'sparse' if sparse else 'dense'} rows"
+        np.testing.assert_allclose(model.singular_values_**2, len(x) * values[:k], rtol=near, atol=near * len(x) * values[0],
+                                   err_msg=case)
+        assert model.n_passes_ < 100, case

@@ -25,7 +25,7 @@ class PCA(Estimator, PrincipalComponents):
     solver : {"auto", "gram", "subsample", "vr", "vr-plain", "krylov"}
         docs/decomposition.md compares them. ``auto`` chooses one: ``solver_`` is the choice, and ``why_`` the reason.
     tol : float
-        Stop when the estimated relative error of the explained variance is at most ``tol``.
+        Stop when the estimated relative error of the explained variance is at most ``tol``. 0: stop when only rounding is left.
     random_state : int, RandomState or None
         Seed. That of rank 0 is used on all ranks.
     comm : Comm, mpi4py communicator or None

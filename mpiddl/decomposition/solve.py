@@ -69,6 +69,9 @@ SAMPLED = 2.0
 SLOW = 6
 """Passes in which something has to come of it."""
 
+ROUNDING = 4 * float(np.finfo(float).eps)
+"""A part of explained variance that is rounding in float64. A smaller tolerance asks for all that passes can find."""
+
 
 Enough = Callable[[Ritz, np.ndarray, bool], bool]
 """Asked after a pass, with what its components miss, and whether that is to be believed."""
@@ -136,7 +139,7 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
         One of `SOLVERS`.
     tol : float
         Stop when the explained variance that is still missed is estimated to be at most this part of it, or when rounding
-        in the dtype of the rows hides the rest.
+        in the dtype of the rows hides the rest. 0: when passes find nothing but rounding.
     center : bool
         Subtract the mean.
     tell : callable, optional
@@ -189,7 +192,7 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
         stuck = solver != "vr-plain" and _stuck(history, tol)  # which is slow by nature
         over = stuck or effort.passes >= most_passes
         near = at_rounding(ritz, k, rows.dtype, 64)  # what is left no pass can find
-        met = (error <= tol or near) and (believed or not over)  # else it may end where nothing is left to look for
+        met = not over or (stuck and tol <= ROUNDING) or (believed and (error <= tol or near))
         enough = error <= (tol if len(history) > 1 else tol / UNSEEN) or at_rounding(ritz, k, rows.dtype, 0.5)
         return (enough and believed) or over
 
@@ -376,11 +379,11 @@ much, and count squared."""
 
 
 def _stuck(history: list[Moment], tol: float) -> bool:
-    """True if the last passes have neither halved the error nor found a tenth of what may be missed."""
+    """True if the last passes have neither halved the error nor found a tenth of what may be missed, or only rounding."""
     if len(history) <= SLOW:
         return False
     last, before = history[-1], history[-1 - SLOW]
-    return last.error > 0.5 * before.error and last.explained - before.explained < 0.1 * tol * last.explained
+    return last.error > 0.5 * before.error and last.explained - before.explained < max(0.1 * tol, ROUNDING) * last.explained
 
 
 def _result(ritz: Ritz, errors: np.ndarray, operator: Covariance, n: int, choice: Choice, effort: Effort,
