@@ -33,6 +33,29 @@ def test_requests_mix_with_the_librarys(comm, forced, way):
     assert all(request == MPI.REQUEST_NULL for request in requests)
 
 
+@pytest.mark.parametrize("way", ["Waitall", "Testall", "Waitsome", "Waitany"])
+@pytest.mark.parametrize("others", ["null", "one waited for", "one of Waitany"])
+def test_a_list_may_hold_null_requests(comm, forced, way, others):
+    """MPICH 5 ends the process where a generalized request is beside a null one."""
+    MPI = load_mpi()
+    ours, totals = forced("ring"), [np.zeros(90_000) for _ in range(3)]
+    requests = [ours.Iallreduce(np.full(90_000, comm.rank + 1.0), total) for total in totals]
+    if others == "null":
+        requests.insert(1, MPI.REQUEST_NULL)
+    elif others == "one of Waitany":
+        MPI.Request.Waitany(requests)
+    else:
+        requests[0].Wait()
+    if way.endswith("all"):
+        while not getattr(MPI.Request, way)(requests):
+            pass
+    else:
+        while any(request != MPI.REQUEST_NULL for request in requests):
+            getattr(MPI.Request, way)(requests)
+    assert all((total == comm.size * (comm.size + 1) / 2).all() for total in totals)
+    assert all(request == MPI.REQUEST_NULL for request in requests)
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("way", ["Wait", "Test", "Waitall", "Waitany"])
 def test_an_error_when_all_is_there_is_told_and_the_request_is_null(comm, forced, way):

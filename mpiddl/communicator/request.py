@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from traceback import print_exception
 from typing import Any
 
 from mpi4py import MPI
 
 from mpiddl.collectives.base import Started
+from mpiddl.launch import library
+from mpiddl.transport.message import TAGS, to_oneself
 
 
 class Job:
-    """A collective, and what went wrong with what was to be done when it was over."""
+    """A collective, and what went wrong with what was to be done when it was over. ``told``: the program waits for this one
+    itself, and gets what went wrong."""
 
     def __init__(self, started: Started):
-        self.started = started
+        self.started, self.told = started, False
         self.error: BaseException | None = None
 
     def check(self) -> None:
@@ -44,6 +49,7 @@ class CollectiveRequest(MPI.Request):
         job = self._job
         if job is None:
             return
+        job.told = True
         try:
             how(job.started)
             if not job.started.over:
@@ -72,7 +78,7 @@ class CollectiveRequest(MPI.Request):
 def request_of(started: Started, buffers: Any, finish: Callable[[], None]) -> CollectiveRequest:
     """A request for ``started``; ``finish`` is called once it is over, ``buffers`` are kept until then."""
     job = Job(started)
-    stands_for = MPI.Grequest.Start(_query, None, None, (job,))
+    stands_for, end = (_generalized if _is_open_mpi() else _message)(job)
     request = CollectiveRequest.__new__(CollectiveRequest, stands_for)
     request._job = job
     kept = [buffers]
@@ -85,10 +91,22 @@ def request_of(started: Started, buffers: Any, finish: Callable[[], None]) -> Co
             job.error = error
         finally:
             kept.clear()
-            stands_for.Complete()
+            end()
 
     started.then(complete)
     return request
+
+
+@cache
+def _is_open_mpi() -> bool:
+    return library(MPI.Get_library_version())[0] == "openmpi"
+
+
+def _generalized(job: Job) -> tuple[MPI.Request, Callable[[], None]]:
+    """A request, and what ends it. MPI has this kind for programs, but MPICH 5.0 ends the process where ``Waitall`` gets one
+    beside a null request."""
+    request = MPI.Grequest.Start(_query, None, None, (job,))
+    return request, request.Complete
 
 
 def _query(status: Any, job: Job) -> None:
@@ -98,3 +116,17 @@ def _query(status: Any, job: Job) -> None:
     status.Set_tag(MPI.ANY_TAG)
     status.Set_elements(MPI.BYTE, 0)
     status.Set_cancelled(False)
+
+
+def _message(job: Job) -> tuple[MPI.Request, Callable[[], None]]:
+    """The same as a message to this rank itself, which is sent in the end: empty, or too long for the receive if something went
+    wrong. Open MPI 5.0 does not tell of the receive that it has failed if that was before ``Waitall``."""
+    own, tag = to_oneself("requests"), next(TAGS)
+
+    def end() -> None:
+        error = job.started.failure or job.error
+        if error is not None and not job.told:
+            print_exception(error)
+        own.Send(b"" if error is None else b"!", 0, tag)
+
+    return own.Irecv(bytearray(), 0, tag), end

@@ -124,7 +124,7 @@ def _packed(parts: Parts, blocks: int) -> Memory | None:
     whole = parts.buffer if number is None and parts.kind is None else [parts.buffer, (number, parts.displ), parts.kind]
     if number is None and parts.kind is not None:
         whole = [parts.buffer, parts.kind] if not parts.displ else [parts.buffer, None, parts.displ, parts.kind]
-    own, tag = _to_oneself(), next(_TAGS)
+    own, tag = to_oneself(), next(TAGS)
     try:
         request = own.Isend(whole, 0, tag)
     except Exception:
@@ -136,7 +136,7 @@ def _packed(parts: Parts, blocks: int) -> Memory | None:
     request.Wait()
 
     def home(filled: np.ndarray) -> None:
-        tag = next(_TAGS)
+        tag = next(TAGS)
         back = own.Isend([filled, mpi.PACKED], 0, tag)
         try:
             own.Recv(whole, 0, tag)
@@ -149,20 +149,21 @@ def _packed(parts: Parts, blocks: int) -> Memory | None:
     return Memory(array, home)
 
 
-_TAGS = cycle(range(32_768))
-"""Of messages to oneself, each with its own: several threads may pack at a time. MPI grants tags so far."""
+TAGS = cycle(range(32_768))
+"""Of messages to oneself, each with its own: several threads may send them at a time. MPI grants tags so far."""
 
 _MAKING = Lock()
 
 
-def _to_oneself() -> Any:
-    """A communicator for messages to oneself, on which nobody else receives."""
+def to_oneself(purpose: str = "packing") -> Any:
+    """A communicator for messages to oneself, on which nobody else receives. Messages that may stay under way for long have
+    another one than those that are received at once: tags come again."""
     with _MAKING:
-        return _own_self()
+        return _own_self(purpose)
 
 
 @cache
-def _own_self() -> Any:
+def _own_self(purpose: str) -> Any:
     made = _mpi().Intracomm(_mpi().COMM_SELF).Dup()
     made.Set_errhandler(_mpi().ERRORS_RETURN)  # exceptions, whatever a program does with COMM_SELF's
     return made
