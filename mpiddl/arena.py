@@ -5,6 +5,8 @@ Gradients are then produced where a collective reads them, and results are read 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -97,6 +99,15 @@ class Arena:
         """Give everything back."""
         for name in [*self._private, *reversed(self._memory)]:
             self.free(name)
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Give everything back if the block ends with an exception, one on each rank of the node. Collective then."""
+        try:
+            yield
+        except Exception:
+            self.Free()
+            raise
 
     def __enter__(self) -> Arena:
         return self

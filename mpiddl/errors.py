@@ -48,6 +48,10 @@ class MismatchError(CommError):
     exit_code = 2
 
 
+class SharedMemoryError(CommError):
+    """Ranks of a node that cannot have memory in common; raised on all of them."""
+
+
 class TransportError(MpiddlError, OSError):
     """A lower layer that moves bytes has failed."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import re
 import warnings
@@ -110,13 +111,164 @@ def test_where_mpi_refuses_to_free_ours_goes_on(comm, name):
             assert (total == ours.size).all()
 
 
-@pytest.mark.parametrize(("nothing", "error"), [("None", TypeError), ("COMM_NULL", CommError), ("3", TypeError)])
-def test_what_is_no_communicator(comm, nothing, error):
+@pytest.mark.parametrize("given", [(), (None,), ("COMM_NULL",)])
+def test_a_null_communicator_is_one_as_mpi4pys(comm, given):
     from mpiddl.communicator import Communicator
 
-    given = {"None": None, "COMM_NULL": load_mpi().COMM_NULL, "3": 3}[nothing]
-    with pytest.raises(error, match="comm"):
-        Communicator(given)
+    MPI = load_mpi()
+    null = Communicator(*(MPI.COMM_NULL if name else None for name in given))
+    for one in (null, type(null)(), copy.copy(null)):
+        assert one == MPI.COMM_NULL and not one and type(one) is Communicator
+        for call in ("Get_size", "Free", "Barrier"):
+            with pytest.raises(MPI.Exception):
+                getattr(one, call)()
+        with pytest.raises(MPI.Exception):
+            one.Allreduce(np.ones(100_000), np.ones(100_000))
+        with pytest.raises(MPI.Exception):
+            one.Iallreduce(np.ones(100_000), np.ones(100_000))
+
+
+def test_what_is_no_communicator(comm):
+    from mpiddl.communicator import Communicator
+
+    with pytest.raises(TypeError, match="comm"):
+        Communicator(3)
+
+
+def test_a_handle_as_a_number_gives_the_same_class(comm, forced):
+    from mpiddl.communicator import CartCommunicator, Communicator
+
+    MPI = load_mpi()
+    ours, cart = forced(), Communicator(comm).Create_cart([comm.size])
+    for one, kind in ((ours, Communicator), (cart, CartCommunicator)):
+        for made in (type(one).f2py(one.py2f()), one.fromint(one.toint()), one.fromhandle(one.handle)):
+            assert type(made) is kind and made == one
+    assert ours.f2py(MPI.COMM_NULL.py2f()) == MPI.COMM_NULL
+    cart.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.limit(60)
+def test_ranks_may_use_different_objects_on_one_handle(comm, tmp_path):
+    """One of them used to send its calls to the library, the others theirs to mpiddl, and all waited for ever."""
+    from mpiddl.communicator import Communicator
+
+    MPI = load_mpi()
+    early = pickle.loads(pickle.dumps(Communicator(MPI.COMM_WORLD)))
+    world = Communicator(MPI.COMM_WORLD, algorithms={"allreduce": "ring", "bcast": "binomial"})
+    late, plain = pickle.loads(pickle.dumps(world)), pickle.loads(pickle.dumps(early))
+    dup = Communicator(MPI.COMM_WORLD).Dup()
+    sister = Communicator(dup)
+    for pair in ((world, late), (early, plain), (dup, sister), (sister, sister.f2py(sister.py2f()))):
+        for n in (10, 100_000):
+            one, total = pair[comm.rank % 2], np.zeros(n)
+            assert comm.allgather(str(one.why("allreduce", 8 * n))) == [str(one.why("allreduce", 8 * n))] * comm.size
+            one.Iallreduce(np.ones(n), total).Wait()
+            assert (total == comm.size).all()
+            one.Allreduce(np.ones(n), total)
+            one.Ibcast(total, 1).Wait()
+            assert (total == comm.size).all()
+    assert late._algorithms == world._algorithms
+    dup.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.limit(60)
+@pytest.mark.parametrize("how", ["plain arrays", "other forms", "two objects"])
+def test_a_duplicate_is_prepared_when_it_is_worth_it(comm, how):
+    from mpiddl.communicator import Communicator
+
+    MPI = load_mpi()
+    ours = Communicator(comm.Dup())
+    late, n = ours.Dup(), 1 << 17
+    objects = [late.f2py(late.py2f()) for _ in range(2)] if how == "two objects" else [late, late]
+    objects[0]._adopted()._enough = late._enough = 10 * 8 * n
+    x, total = np.ones(2 * n), np.zeros(2 * n)
+    ready = []
+    for turn in range(12):
+        one = objects[turn % 2 if comm.rank else 0]
+        one.Iallreduce(x, total).Wait()  # these count nowhere: they must not wait for others
+        one.Bcast(np.ones(1000))
+        if how == "other forms" and comm.rank == 0:
+            one.Allreduce([x, n, MPI.DOUBLE], [total, n, MPI.DOUBLE])
+        else:
+            one.Allreduce(x[:n], total[:n])
+        assert (total[:n] == comm.size).all()
+        ready.append("Prepare" not in str(one.why("allreduce", 8 * n)))
+    assert ready == [False] * 9 + [True] * 3
+    late.Free()
+    ours.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_parts_of_several_nodes_are_prepared_sooner(comm, monkeypatch):
+    from mpiddl.communicator import Communicator
+    from mpiddl.communicator.private import ENOUGH_BYTES, ENOUGH_BYTES_ACROSS
+    from mpiddl.transport.mpi import MpiComm
+
+    near = Communicator(comm.Dup())
+    monkeypatch.setattr(MpiComm, "nodes", lambda link: list(range(link.size)))
+    far = Communicator(comm.Dup())
+    assert far.Dup().Dup()._enough == ENOUGH_BYTES_ACROSS < near.Split()._enough == ENOUGH_BYTES
+    x = np.ones(ENOUGH_BYTES_ACROSS // 8)
+    for one, ready in ((near.Dup(), False), (far.Dup(), True)):
+        one.Allreduce(x, x.copy())
+        assert ("Prepare" not in str(one.why("allreduce", x.nbytes))) == ready
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("trouble", ["no room", "no kernels"])
+@pytest.mark.parametrize("call", ["Allreduce MAX", "Allreduce", "Iallreduce", "Reduce", "Reduce_scatter_block"])
+def test_without_shared_memory_calls_are_the_librarys(comm, forced, monkeypatch, call, trouble):
+    """On all ranks, though one alone has none; it is said once."""
+    from mpiddl.errors import OutputError
+    from mpiddl.transport import shared
+
+    MPI, n = load_mpi(), 60_000
+    ours = forced("two-step" if "MAX" in call or call == "Iallreduce" else "read")
+    if "read" in ours._algorithms.values() and not ours._own.choice.reads:
+        pytest.skip("ranks may not read each other's memory here")
+
+    class Unloadable:
+        def __getattr__(self, name):
+            raise OutputError("numba cache: got no folder")
+
+    if comm.rank == comm.size - 1:
+        full = os.statvfs_result((4096, 4096, 100, 1, 1, 0, 0, 0, 0, 255))
+        if trouble == "no room":
+            monkeypatch.setattr(os, "statvfs", lambda path: full)
+        else:
+            monkeypatch.setattr(shared, "kernels", Unloadable())
+    source, total = np.arange(float(n)) + comm.rank, np.zeros(n)
+    wanted = comm.size * np.arange(float(n)) + comm.size * (comm.size - 1) / 2
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            total[:] = 0
+            if "MAX" in call:
+                ours.Allreduce(source, total, MPI.MAX)
+            elif call == "Reduce_scatter_block":
+                ours.Reduce_scatter_block(source, total[: n // comm.size])
+            elif call == "Reduce":
+                ours.Reduce(source, total, root=1)
+            elif call == "Allreduce":
+                ours.Allreduce(source, total)
+            else:
+                ours.Iallreduce(source, total).Wait()
+            if "MAX" in call:
+                assert (total == np.arange(float(n)) + comm.size - 1).all()
+            elif call == "Reduce_scatter_block":
+                mine = wanted.reshape(comm.size, -1)[comm.rank]
+                assert (total[: n // comm.size] == mine).all()
+            elif call != "Reduce" or comm.rank == 1:
+                assert (total == wanted).all()
+    what = "MB needed" if trouble == "no room" else "got no folder"
+    told = [str(one.message) for one in said if "the MPI library's algorithm is used" in str(one.message)]
+    assert len(told) == (comm.rank == 0) and all(what in words for words in told)
+    name = {"R": "reduce", "A": "allreduce", "I": "allreduce"}[call[0]] if call != "Reduce_scatter_block" else "reduce_scatter"
+    assert ours.why(name, source.nbytes).algorithm == "library" and what in ours.why(name, source.nbytes).why
+    monkeypatch.undo()
+    ours.Bcast(total)
 
 
 def test_a_collective_cannot_be_cancelled(comm, forced):

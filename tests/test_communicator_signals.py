@@ -209,6 +209,7 @@ def test_an_exception_of_a_signal_comes_when_a_communicator_is_made(comm, rung):
     ours = Communicator(handle)
     for call in (lambda late: late.Bcast(x), lambda late: late.Allreduce(x, x.copy())):
         late = ours.Dup()
+        late._enough = x.nbytes
         if comm.rank == 0:
             rung()
             with pytest.raises(Rung):

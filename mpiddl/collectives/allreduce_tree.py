@@ -189,7 +189,7 @@ class TreeSum(Queue):
         near = neighbours(comm)
         self._comm, self._op, self._arena = comm, op, Arena(comm)
         self._together = branches(near.topology) and len(near.topology.nodes) < comm.size
-        with agreed(comm):  # a node alone may have too little room
+        with self._arena.all_or_nothing(), agreed(comm):  # a node alone may have too little room
             self.input, self._result = self._memory(size, kind)
         self.result = self._result[:]
         self.result.flags.writeable = False

@@ -113,7 +113,7 @@ class TwoStep(Queue):
         self._beside = comm.started
         self._arena = Arena(comm)
         local, nodes = near.local, len(near.topology.nodes)
-        with agreed(comm):  # a node alone may have too little room, or fail to load kernels
+        with self._arena.all_or_nothing(), agreed(comm):  # a node alone may have too little room, or fail to load kernels
             self.input = self._arena.shared("input", size, kind)
             self._result = self._arena.common("result", size, kind)
             self._barrier = self._arena.barrier("input")

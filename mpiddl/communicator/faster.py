@@ -19,17 +19,18 @@ from mpi4py import MPI
 
 from mpiddl.collectives import Started, calls
 from mpiddl.collectives.base import check_alive
-from mpiddl.communicator.private import Private, private_of
+from mpiddl.communicator import shortcuts
+from mpiddl.communicator.private import ENOUGH_BYTES, Private, keyval, private_of
 from mpiddl.communicator.request import request_of
 from mpiddl.errors import CommError
-from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM, Op, raise_held
+from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, REDUCED, SUM, Op, raise_held
 from mpiddl.transport.message import Memory, largest, numbers, payload
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import Choice, Forced
 from mpiddl.tuning.rule import CANDIDATES, LIBRARY
 
-FLOOR = 4096
-"""Bytes below which nothing but the library is looked at, until `Faster.Prepare` knows better."""
+FLOOR = 16 << 10
+"""Bytes below which nothing but the library is looked at, until `Faster.Prepare` knows better: by the rule it always is."""
 
 NONBLOCKING_FLOOR = 256 << 10
 """The same for calls that return a request: a thread has to move ours on."""
@@ -45,6 +46,7 @@ Reduction = tuple[tuple[MpiComm, str], Any, Memory, Op]
 _OPS = (MPI.SUM, SUM), (MPI.MAX, MAX), (MPI.MIN, MIN), (MPI.PROD, PROD)
 
 _FLOORS = dict.fromkeys(CANDIDATES, float(FLOOR))
+_NO_FLOORS = dict.fromkeys(CANDIDATES, 0.0)
 
 
 class Faster(_Base):
@@ -55,16 +57,19 @@ class Faster(_Base):
     _floors: dict[str, float] = _FLOORS
     _table: Path | None = None
     _algorithms: Mapping[str, str] = MappingProxyType({})
+    _nbytes, _enough = 0, ENOUGH_BYTES  # as those of `Private`, while this is the only object on its handle
 
     def Prepare(self) -> None:
         """Create the private duplicate and read the table now, and not at the first call that needs them. Collective.
 
-        ``Communicator(comm)`` calls it. A communicator from ``Dup`` or ``Split`` calls it at its first blocking call of 4 KiB
-        or more. Until then its ``Iallreduce`` and ``Ibcast`` use the MPI library.
+        ``Communicator(comm)`` calls it. A communicator from ``Dup`` or ``Split`` calls it after blocking calls of 32 MiB in all
+        (1 MiB if it comes from one on several nodes), or at the first call of which the program has set the algorithm. Until
+        then all calls use the MPI library.
         """
-        if self._private is None:
-            self._prepare()
-            raise_held(self._own.link)
+        private = self._adopted()
+        if private.link is None:
+            private.prepare(self, self._table)
+            raise_held(private.link)
 
     def why(self, call: str, nbytes: int) -> Choice:
         """The algorithm for a call, and the reason: ``print(comm.why("allreduce", 1 << 20))``. Local after `Prepare`.
@@ -80,38 +85,40 @@ class Faster(_Base):
             raise ValueError(f"call: got {call!r}, expected one of {', '.join(CANDIDATES)}")
         if nbytes < 0:
             raise ValueError(f"nbytes: got {nbytes}, expected a message size in bytes, 0 or more")
-        if self._private is None:
+        if self._private is None or self._private.link is None:
             return Choice(LIBRARY, "not prepared yet; call Prepare()")
+        if refused := self._private.refused.get((call, nbytes.bit_length())):
+            return Choice(LIBRARY, refused)
         return self._choice.choose(call, nbytes)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        if largest(recvbuf) < self._floors["allreduce"]:
+        if largest(recvbuf) < self._floors["allreduce"] or (self._choice is None and self._early(recvbuf, op)):
             MPI.Comm.Allreduce(self, sendbuf, recvbuf, op)
         elif not self._allreduce(sendbuf, recvbuf, op):
             self._library(MPI.Comm.Allreduce, sendbuf, recvbuf, op)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
         mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
-        if largest(mine) < self._floors["reduce"]:
+        if largest(mine) < self._floors["reduce"] or (self._choice is None and self._early(mine, op)):
             MPI.Comm.Reduce(self, sendbuf, recvbuf, op, root)
         elif not self._reduce(sendbuf, recvbuf, op, root):
             self._library(MPI.Comm.Reduce, sendbuf, recvbuf, op, root)
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
-        if largest(buf) < self._floors["bcast"]:
+        if largest(buf) < self._floors["bcast"] or (self._choice is None and self._early(buf)):
             MPI.Comm.Bcast(self, buf, root)
         elif not self._bcast(buf, root):
             self._library(MPI.Comm.Bcast, buf, root)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        if largest(recvbuf) < self._floors["allgather"]:
+        if largest(recvbuf) < self._floors["allgather"] or (self._choice is None and self._early(recvbuf)):
             MPI.Comm.Allgather(self, sendbuf, recvbuf)
         elif not self._allgather(sendbuf, recvbuf):
             self._library(MPI.Comm.Allgather, sendbuf, recvbuf)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
-        if largest(mine) < self._floors["reduce_scatter"]:
+        if largest(mine) < self._floors["reduce_scatter"] or (self._choice is None and self._early(mine, op)):
             MPI.Comm.Reduce_scatter_block(self, sendbuf, recvbuf, op)
         elif not self._reduce_scatter(sendbuf, recvbuf, op):
             self._library(MPI.Comm.Reduce_scatter_block, sendbuf, recvbuf, op)
@@ -135,7 +142,12 @@ class Faster(_Base):
             return MPI.Comm.Iallreduce(self, sendbuf, recvbuf, op)
         (link, algorithm), source, result, known = found
         start = partial(calls.iallreduce, link, source, result.array, known, algorithm=algorithm)
-        return self._moved(start, (sendbuf, recvbuf), result)
+        try:
+            return self._moved(start, (sendbuf, recvbuf), result)
+        except BaseException as error:
+            if not self._own.refuse("allreduce", result.array.nbytes, error):
+                raise
+        return MPI.Comm.Iallreduce(self, sendbuf, recvbuf, op)
 
     def Ibcast(self, buf: Any, root: int = 0) -> MPI.Request:
         self._check()
@@ -150,14 +162,16 @@ class Faster(_Base):
     def Free(self) -> None:
         """Free the private duplicate, then the communicator; collective. COMM_WORLD and COMM_SELF stay: MPI raises."""
         try:
-            self._give_back()
+            if self._private is not None:
+                self._give_back()
         finally:
             MPI.Comm.Free(self)
 
     def Disconnect(self) -> None:
         """As `Free`, once all pending communication is over; collective."""
         try:
-            self._give_back()
+            if self._private is not None:
+                self._give_back()
         finally:
             MPI.Comm.Disconnect(self)
 
@@ -168,12 +182,16 @@ class Faster(_Base):
         if found is None:
             return False
         (link, algorithm), source, result, known = found
-        at_once = self._own.at_once(algorithm, result.array.dtype) if known is SUM else None
         try:
+            at_once = self._own.at_once(algorithm, result.array.dtype) if known is SUM else None
             if at_once is not None and result.array.size:
                 at_once.run(at_once.allreduce(result.array if source is IN_PLACE else source, result.array))
             else:
                 calls.allreduce(link, source, result.array, known, algorithm=algorithm)
+        except BaseException as error:
+            if self._own.refuse("allreduce", result.array.nbytes, error):
+                return False
+            raise
         finally:  # an exception of a signal's handler comes when all is done
             result.put_back()
         return True
@@ -199,28 +217,31 @@ class Faster(_Base):
             return False
         link, algorithm = way
         if link.rank != rank:
-            if sendbuf is MPI.IN_PLACE or not _ordered(source.array.dtype, known):
-                return False
-            self._reduce_by(algorithm, source.array, None, known, rank)
-            return True
+            ours = sendbuf is not MPI.IN_PLACE and _ordered(source.array.dtype, known)
+            return ours and self._reduce_by(algorithm, source.array, None, known, rank)
         result = source if sendbuf is MPI.IN_PLACE else numbers(recvbuf)
         if result is None or not _fits(source.array.dtype, source.array.size, result, known):
             return False
         if _overlap(source, result):  # which only the root can see: the others are at it
             source = Memory(source.array.copy())
         try:
-            self._reduce_by(algorithm, IN_PLACE if source is result else source.array, result.array, known, rank)
+            return self._reduce_by(algorithm, IN_PLACE if source is result else source.array, result.array, known, rank)
         finally:
             result.put_back()
-        return True
 
-    def _reduce_by(self, algorithm: str, source: Any, result: Any, op: Op, root: int) -> None:
+    def _reduce_by(self, algorithm: str, source: Any, result: Any, op: Op, root: int) -> bool:
         given: np.ndarray = result if source is IN_PLACE else source
-        at_once = self._own.reading(algorithm, given.dtype) if op is SUM and given.size else None
-        if at_once is not None:
-            at_once.run(at_once.reduce(given, result))
-        else:
-            calls.reduce(self._own.link, source, result, op, root, algorithm=algorithm)
+        try:
+            at_once = self._own.reading(algorithm, given.dtype) if op is SUM and given.size else None
+            if at_once is not None:
+                at_once.run(at_once.reduce(given, result))
+            else:
+                calls.reduce(self._own.link, source, result, op, root, algorithm=algorithm)
+        except BaseException as error:
+            if self._own.refuse("reduce", given.nbytes, error):
+                return False
+            raise
+        return True
 
     def _bcast(self, buf: Any, root: int) -> bool:
         self._check()
@@ -275,34 +296,66 @@ class Faster(_Base):
         if result is None or not _fits(source.array.dtype, share, result, known) or (_overlap(source, result) and not in_place):
             return False
         given = source.array.copy() if in_place else source.array
-        at_once = self._own.reading(way[1], given.dtype) if known is SUM and given.size else None
         try:
+            at_once = self._own.reading(way[1], given.dtype) if known is SUM and given.size else None
             if at_once is not None:
                 at_once.run(at_once.reduce_scatter(given, result.array))
             else:
                 calls.reduce_scatter(way[0], given, result.array, known, algorithm=way[1])
+        except BaseException as error:
+            if self._own.refuse("reduce_scatter", given.nbytes, error):
+                return False
+            raise
         finally:
             (source if in_place else result).put_back()
         return True
 
     def _way(self, call: str, nbytes: int, least: int = 0) -> tuple[MpiComm, str] | None:
         """Our own communicator and the algorithm, or None for the library; ``least`` bytes are those of a request."""
-        if self._private is None:
-            if least or (nbytes < FLOOR and call not in self._algorithms) or self.Get_size() == 1:
+        private = self._private
+        if private is None or private.link is None:
+            if self.Get_size() == 1 or not self._worth(call, nbytes, least):
                 return None
-            self._prepare()
-        if least and (nbytes < least or not self._own.threads):
+            private = self._own
+        if least and (nbytes < least or not private.threads):
             return None
         algorithm = self._choice.algorithm(call, nbytes)
-        return None if algorithm == LIBRARY else (self._own.link, algorithm)
+        if algorithm == LIBRARY or (private.refused and (call, nbytes.bit_length()) in private.refused):
+            return None
+        return private.link, algorithm
+
+    def _early(self, buffer: Any, op: Any = MPI.SUM) -> bool:
+        """The short form of `_worth` for what most programs give, on a communicator that is soon freed: still the library's."""
+        if type(buffer) is not np.ndarray or op is not MPI.SUM or buffer.dtype.char not in REDUCED or self._algorithms:
+            return False
+        nbytes = self._nbytes + buffer.nbytes
+        if nbytes >= self._enough or self._private is not None or self.Get_attr(keyval()) is not None:
+            return False
+        self._nbytes = nbytes
+        return True
+
+    def _worth(self, call: str, nbytes: int, least: int) -> bool:
+        """Whether what is kept with the handle is prepared by now; a call that waits brings that about when it has been worth
+        it. The same on all ranks: each call is made by all of them, and a second object on a handle has its count there."""
+        keeper = self._private or self.Get_attr(keyval()) or self
+        if nbytes >= FLOOR and not least:
+            keeper._nbytes += nbytes
+        if keeper is self and (least or keeper._nbytes < keeper._enough) and call not in self._algorithms:
+            return False
+        private = self._adopted()
+        if private.link is None and not least and (keeper._nbytes >= keeper._enough or call in self._algorithms):
+            private.prepare(self, self._table)
+        return private.link is not None
 
     def _check(self) -> None:
         """Before anything is asked of a handle that may be gone: MPI libraries end the process then."""
-        link = self._private.link if self._private is not None else None
-        if link is not None and (link.freed or link.broken):
-            if link.freed:
-                raise CommError("comm: got a Communicator whose MPI handle was freed, expected a valid MPI handle")
-            check_alive(link)
+        private = self._private
+        if private is None:
+            return
+        if private.freed:
+            raise CommError("comm: got a Communicator whose MPI handle was freed, expected a valid MPI handle")
+        if private.link is not None and private.link.broken:
+            check_alive(private.link)
 
     @property
     def _own(self) -> Private:
@@ -317,7 +370,7 @@ class Faster(_Base):
         """Take these algorithms, whatever the size: every call is looked at."""
         self._algorithms = algorithms
         if algorithms:
-            self._floors = dict.fromkeys(CANDIDATES, 0.0)
+            self._floors = _NO_FLOORS
 
     def _moved(self, start: Callable[[], Started], buffers: Any, result: Memory) -> MPI.Request:
         try:
@@ -325,31 +378,43 @@ class Faster(_Base):
         finally:  # an exception of a signal's handler does not end what is under way
             self._own.look_after()
 
-    def _prepare(self) -> None:
-        """What is held back meanwhile the call raises that needs it, when it is over."""
-        self._private = private_of(self, self._table)
-        self._choice = self._private.choice
+    def _adopted(self) -> Private:
+        """What is kept with the handle, whatever object has prepared it. Local."""
+        if self._private is None:
+            self._private = private_of(self)
+            self._private.used_by(self)
+        return self._private
+
+    def _start(self) -> None:
+        """What is kept is prepared: calls may be ours."""
+        self._choice = self._own.choice
         if self._algorithms:
             self._choice = Forced(self._algorithms, self._choice)
         else:
-            self._floors = self._private.floors
-        self._private.used_by(self, Faster, self._floors)
+            self._floors = self._own.floors
+        shortcuts.take(self, Faster, self._floors)
+
+    def _stop(self) -> None:
+        """The handle is freed: whoever has it still takes a closer look at every call."""
+        shortcuts.drop(self)
+        self._floors = _NO_FLOORS
 
     def _library(self, call: Callable[..., None], *args: Any) -> None:
         """What turned out not to be ours."""
         try:
             call(self, *args)
         finally:
-            if self._private is not None:
+            if self._private is not None and self._private.link is not None:
                 raise_held(self._private.link)
 
     def _give_back(self) -> None:
         """Here, for out of the library's call for its attribute an exception would come as an error code."""
         if self in (MPI.COMM_WORLD, MPI.COMM_SELF):  # the library refuses to free these, so ours is needed on
             return
-        private, self._private, self._floors = self._private, None, _FLOORS
-        if private is not None:
-            private.close()
+        try:
+            self._adopted().close()
+        finally:
+            self._private, self._floors = None, _FLOORS
 
 
 def _op(op: Any) -> Op | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from mpi4py import MPI
@@ -11,7 +12,7 @@ from mpi4py import MPI
 from mpiddl.collectives.calls import READ
 from mpiddl.communicator.faster import Faster
 from mpiddl.communicator.private import Private
-from mpiddl.errors import CommError, UsageError
+from mpiddl.errors import UsageError
 from mpiddl.transport.uncaught import public
 from mpiddl.tuning import Forced, check_algorithms
 from mpiddl.tuning.rule import CANDIDATES
@@ -67,15 +68,31 @@ class _Making(Faster):
             if getattr(MPI, name) is self:  # a program may have put ours in the place of MPI's
                 return _named, (name,)
         _, arguments = cast(tuple[Any, tuple[Any, ...]], MPI.Comm.__reduce__(self))
-        return _unprepared, (type(self), arguments[-1])
+        return _unpickled, (type(self), arguments[-1], self._table, dict(self._algorithms))
+
+    @classmethod
+    def f2py(cls, arg: int) -> Any:
+        return _ours(MPI.Comm.f2py(arg))
+
+    @classmethod
+    def fromint(cls, arg: int) -> Any:
+        return _ours(MPI.Comm.fromint(arg))
+
+    @classmethod
+    def fromhandle(cls, handle: int) -> Any:
+        return _ours(MPI.Comm.fromhandle(handle))
 
     def _like(self, comm: Any, kind: Any = None) -> Any:
         """A communicator made from this one, as one of ours."""
         return self._marked((kind or Communicator).__new__(kind or Communicator, comm))
 
     def _marked(self, made: Any) -> Any:
-        made._table = self._table
-        made._forced(self._algorithms)
+        """With what it inherits."""
+        if self._table is not None:
+            made._table = self._table
+        if self._algorithms:
+            made._forced(self._algorithms)
+        made._enough = self._enough if self._private is None else self._private._enough
         return made
 
 
@@ -84,8 +101,9 @@ class Communicator(_Making, MPI.Intracomm):
 
     Parameters
     ----------
-    comm : MPI.Intracomm
-        The communicator. Both objects share its MPI handle: ``Free`` of one frees the other.
+    comm : MPI.Intracomm, optional
+        The communicator. Both objects share its MPI handle: ``Free`` of one frees the other. Without it, or with COMM_NULL, the
+        result is a null communicator, as from ``MPI.Intracomm()``.
     table : path, optional
         Table of ``mpiddl tune``. The default is the file that MPIDDL_TUNE names, or ~/.config/mpiddl/tune.toml.
     algorithms : dict of str to str, optional
@@ -96,8 +114,6 @@ class Communicator(_Making, MPI.Intracomm):
     ------
     TypeError
         ``comm`` is not an intra-communicator.
-    CommError
-        ``comm`` is COMM_NULL.
     UsageError
         ``algorithms`` names a call or an algorithm that does not exist.
 
@@ -113,15 +129,13 @@ class Communicator(_Making, MPI.Intracomm):
 
     @public
     def __init__(self, comm: Any = None, table: str | Path | None = None, algorithms: Mapping[str, str] | None = None):
-        if not isinstance(comm, MPI.Comm):
-            raise TypeError(f"comm: got {type(comm).__name__}, expected an mpi4py intra-communicator such as MPI.COMM_WORLD")
-        if comm == MPI.COMM_NULL:
-            raise CommError("comm: got COMM_NULL, expected an intra-communicator such as MPI.COMM_WORLD")
         if table is not None:
             self._table = Path(table)
         if algorithms is not None:
             self._forced(check_algorithms(algorithms))
-        if self.Get_size() > 1:
+        if self != MPI.COMM_NULL and self.Get_size() > 1:
+            if isinstance(comm, Faster):
+                comm._adopted()  # whichever of the two a rank uses
             self.Prepare()
             if READ in self._algorithms.values() and not self._own.choice.reads:
                 raise UsageError(f"algorithms: got {READ!r}, but the ranks cannot read each other's memory here; expected "
@@ -147,8 +161,24 @@ class DistGraphCommunicator(_Making, MPI.Distgraphcomm):
     """A `Communicator` with a distributed graph topology."""
 
 
-def _unprepared(kind: Any, comm: Any) -> Any:
-    return kind.__new__(kind, comm)
+_KINDS = {MPI.Intracomm: Communicator, MPI.Cartcomm: CartCommunicator, MPI.Graphcomm: GraphCommunicator,
+          MPI.Distgraphcomm: DistGraphCommunicator}  # fmt: skip
+
+
+def _ours(comm: Any) -> Any:
+    """An intra-communicator of the library's as one of ours. Local: ranks need not do this together."""
+    kind = _KINDS.get(type(comm))
+    return comm if kind is None else _unpickled(kind, comm)
+
+
+def _unpickled(kind: Any, comm: Any, table: Path | None = None, algorithms: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """Another object on a handle, which may be prepared already: then this one is, too."""
+    made = kind.__new__(kind, comm)
+    made._table = table
+    made._forced(algorithms)
+    if made != MPI.COMM_NULL and made.Get_size() > 1:
+        made._adopted()
+    return made
 
 
 def _named(name: str) -> Any:
@@ -158,6 +188,7 @@ def _named(name: str) -> Any:
 def always(link: Any, algorithm: str) -> Communicator:
     """A communicator on ``link``, one of ours, that takes one algorithm whatever the size: for measuring. Local."""
     made = Communicator.__new__(Communicator, link.raw)
-    made._private = Private(link, Forced(dict.fromkeys(CANDIDATES, algorithm)))
+    made._private = Private()
+    made._private.use(link, Forced(dict.fromkeys(CANDIDATES, algorithm)))
     made._choice, made._floors = made._private.choice, made._private.floors
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from mpiddl.collectives.at_once import AtOnce
 from mpiddl.collectives.calls import READ
 from mpiddl.collectives.progress import Progress
 from mpiddl.collectives.reading import Reading, reading
-from mpiddl.communicator import shortcuts
+from mpiddl.errors import OutputError, SharedMemoryError
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import SUM, raise_held
 from mpiddl.transport.mpi import MpiComm
@@ -27,20 +27,63 @@ from mpiddl.tuning import chooser
 from mpiddl.tuning.place import table_path
 from mpiddl.tuning.rule import CANDIDATES
 
+ENOUGH_BYTES = 32 << 20
+"""Of calls on a communicator that was made from another one, until it is prepared. On one node this costs 1 to 3 ms, and so
+many bytes take 5 to 10 ms, of which our algorithms spare a quarter."""
+
+ENOUGH_BYTES_ACROSS = 1 << 20
+"""The same for those made from one on several nodes: over TCP, a call or two take as long as preparing."""
+
+
+CANNOT_BE_HAD = SharedMemoryError, OutputError
+"""Raised on all ranks, before an algorithm begins, where what it needs cannot be made: no room in shared memory, no folder
+for compiled kernels."""
+
 
 class Private:
-    """Kept as an attribute of the handle, so that it goes with it, whoever frees it.
+    """Kept as an attribute of the handle: it goes with it, whoever frees it, and all objects on the handle have the same.
 
-    ``floors``: for each call the bytes below which it is the library's.
+    link : until `prepare`, None: all calls are the library's.
+    floors : for each call the bytes below which it is the library's.
+    refused : calls and sizes for which there is no shared memory, and why.
     """
 
-    def __init__(self, link: MpiComm, choice: Any):
-        self.link, self.choice = link, choice
-        self.threads = False  # whether every rank has one that may move requests on
-        self._progress: Progress | None = None
+    link: Any = None
+    choice: Any = None
+    threads = False  # whether every rank has one that may move requests on
+    freed = False
+    _nbytes, _enough = 0, ENOUGH_BYTES  # of calls that might have been ours, and how many are enough to prepare
+    _progress: Progress | None = None
+
+    def __init__(self) -> None:
+        self.refused: dict[tuple[str, int], str] = {}
         self._users: list[ref[Any]] = []
         self._at_once: dict[tuple[str, str], AtOnce | None] = {}
+
+    def prepare(self, comm: Any, table: Path | None) -> None:
+        """Have a communicator of our own; ``link`` may hold back an exception of a signal's handler.
+
+        Communication
+        -------------
+        Collective: a duplication, a barrier, four splits, three broadcasts and two all-gathers; one all-gather more where a
+        table that is there, or was asked for, is not used.
+        """
+        link = MpiComm(MPI.Intracomm(comm).Dup(), ends_jobs=False)
+        asked_for = table is not None or bool(os.environ.get("MPIDDL_TUNE"))
+        choice = chooser(link, table or table_path(os.environ), asked_for)
+        self.threads = all(link.allgather(MPI.Query_thread() == MPI.THREAD_MULTIPLE))
+        self._enough = ENOUGH_BYTES if len(choice.topology.nodes) == 1 else ENOUGH_BYTES_ACROSS
+        self.use(link, choice)
+        if choice.unused:
+            self._warn(choice.source)
+
+    def use(self, link: MpiComm, choice: Any) -> None:
+        """Calls of all objects on the handle are ours from here on, where ``choice`` says so."""
+        self.link, self.choice = link, choice
         self.floors = {call: choice.floor(call) for call in CANDIDATES}
+        for user in self._users:
+            if (handle := user()) is not None:
+                handle._start()
 
     def at_once(self, algorithm: str, dtype: np.dtype) -> AtOnce | None:
         """What sums arrays of one node in one call of a kernel, if that is how ``algorithm`` all-reduces them and nothing else
@@ -60,10 +103,28 @@ class Private:
             self._at_once[name, dtype.char] = make(self.link, dtype, SUM)
         return self._at_once[name, dtype.char]
 
-    def used_by(self, handle: Any, taken_over: type, floors: Mapping[str, float]) -> None:
-        """One more object has this handle; its calls, if methods of ``taken_over``, go the shortest way until it is freed."""
-        shortcuts.take(handle, taken_over, floors)
+    def used_by(self, handle: Any) -> None:
+        """One more object has this handle."""
         self._users = [user for user in self._users if user() is not None] + [ref(handle)]
+        if self.link is not None:
+            handle._start()
+
+    def refuse(self, call: str, nbytes: int, error: BaseException) -> bool:
+        """Whether ``error`` says, on all ranks, that such calls cannot be ours; they are the library's then. Collective."""
+        why = error if isinstance(error, CANNOT_BE_HAD) else error.__cause__
+        if not isinstance(why, CANNOT_BE_HAD):
+            return False
+        if why is not error:  # of a signal's handler: it comes when the library has done the call
+            self.link.held = error
+        self.refused[call, nbytes.bit_length()] = str(why)
+        if len(self.refused) == 1:
+            self._warn(f"{call} of {nbytes} bytes: {why}; the MPI library's algorithm is used instead")
+        return True
+
+    def _warn(self, words: str) -> None:
+        with agreed(self.link):  # warnings may be errors
+            if self.link.rank == 0:
+                warnings.warn(f"mpiddl: {words}", stacklevel=6)
 
     def look_after(self) -> None:
         """Have a thread move on what is under way, while the program computes or waits in the library."""
@@ -72,12 +133,14 @@ class Private:
 
     def close(self) -> None:
         """Collective. Requests keep their errors for their own ``Wait``; a signal's exception comes when all is freed."""
-        if self.link.freed:
+        if self.freed:
             return
-        self.floors.update(dict.fromkeys(self.floors, 0.0))  # whoever still has the handle then takes a closer look
+        self.freed = True
         for user in self._users:
             if (handle := user()) is not None:
-                shortcuts.drop(handle)
+                handle._stop()
+        if self.link is None:
+            return
         try:
             for started in [started for started in self.link.started if started.of is self.link]:
                 self._end(started)
@@ -102,23 +165,10 @@ def keyval() -> int:
     return MPI.Comm.Create_keyval(delete_fn=lambda comm, key, private: private.close())
 
 
-def private_of(comm: Any, table: Path | None) -> Private:
-    """What is kept with ``comm``, made if there is none; its ``link`` may hold back an exception of a signal's handler.
-
-    Communication
-    -------------
-    Collective: at the first time a duplication, a barrier, four splits, three broadcasts and two all-gathers; one all-gather
-    more where a table that is there, or was asked for, is not used.
-    """
+def private_of(comm: Any) -> Private:
+    """What is kept with ``comm``, made if there is none. Local."""
     found = comm.Get_attr(keyval())
     if found is None:
-        link = MpiComm(MPI.Intracomm(comm).Dup(), ends_jobs=False)
-        asked_for = table is not None or bool(os.environ.get("MPIDDL_TUNE"))
-        found = Private(link, chooser(link, table or table_path(os.environ), asked_for))
-        found.threads = all(link.allgather(MPI.Query_thread() == MPI.THREAD_MULTIPLE))
+        found = Private()
         comm.Set_attr(keyval(), found)
-        if found.choice.unused:
-            with agreed(link):  # warnings may be errors
-                if link.rank == 0:
-                    warnings.warn(f"mpiddl: {found.choice.source}", stacklevel=5)
     return found

@@ -241,8 +241,10 @@ class MpiComm:
                     self.held = error
                     self.wait(request)
                 self._kept[key] = made = make()
-            except MpiddlError:  # of all ranks: no collective comes that would raise what is held
-                raise_held(self)
+            except MpiddlError as error:  # of all ranks: no collective comes that would raise what is held
+                if self.held is not None:
+                    held, self.held = self.held, None
+                    raise held from error
                 raise
             except BaseException:
                 self.broken = True

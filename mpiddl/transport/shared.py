@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl import kernels
-from mpiddl.errors import CommError
+from mpiddl.errors import SharedMemoryError
 from mpiddl.memory import ALIGNMENT
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import PATIENCE
@@ -53,7 +53,7 @@ class SharedMemory:
 
     Raises
     ------
-    CommError
+    SharedMemoryError
         On all ranks: the memory file system has not enough room, or ranks have none in common; too many files are open.
     UsageError, OutputError
         On all ranks: kernels cannot be loaded on one of them.
@@ -183,7 +183,7 @@ def _take(file: int, start: int, nbytes: int, size: int) -> None:
 
 
 def _together(comm: Any, act: Callable[[], Any], nbytes: int) -> Any:
-    """What ``act`` gives, or a `CommError` on all ranks if it has failed on one; ``nbytes`` are wanted in all."""
+    """What ``act`` gives, or a `SharedMemoryError` on all ranks if it has failed on one; ``nbytes`` are wanted in all."""
     made, failed = None, None
     try:
         made = act()
@@ -194,10 +194,10 @@ def _together(comm: Any, act: Callable[[], Any], nbytes: int) -> Any:
 
 
 def _agree(comm: Any, failed: Exception | None, nbytes: int) -> None:
-    """A `CommError` on all ranks if something has ``failed`` on one of them; ``nbytes`` are wanted in all."""
+    """A `SharedMemoryError` on all ranks if something has ``failed`` on one of them; ``nbytes`` are wanted in all."""
     told = comm.allgather(None if failed is None else _words(comm, failed, nbytes))
     if any(told):
-        raise CommError(f"shared memory: {next(filter(None, told))}")
+        raise SharedMemoryError(f"shared memory: {next(filter(None, told))}")
 
 
 def _words(comm: Any, failed: Exception, nbytes: int) -> str:
