@@ -54,6 +54,26 @@ def draw(typing, address):
 
 
 @intrinsic
+def mark(typing, address, bits):
+    """Set bits, and return what was there before."""
+
+    def write(context, builder, signature, args):
+        return builder.atomic_rmw("or", builder.inttoptr(args[0], INT64.as_pointer()), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), write
+
+
+@intrinsic
+def unmark(typing, address, bits):
+    """Clear bits, and return what was there before: of several callers one finds them set."""
+
+    def write(context, builder, signature, args):
+        return builder.atomic_rmw("and", builder.inttoptr(args[0], INT64.as_pointer()), builder.not_(args[1]), "seq_cst")
+
+    return types.int64(types.int64, types.int64), write
+
+
+@intrinsic
 def fence(typing):
     """What was read or written before it was so for everybody before anything that is read or written after it."""
 

@@ -1,40 +1,46 @@
 """A fair lock and a count of changes, in memory that several processes share.
 
-Who comes draws a number, who leaves calls up the next one: first come, first served. The count is odd while somebody writes,
-and even, two more, when he is done: who copies what it guards and finds it even before and unchanged after has a copy from
-between two changes, and has held nobody up.
+Who comes draws a number, who leaves calls up the next one: first come, first served. Who gives up waiting marks the number that
+it has drawn, and marked numbers are passed over. The count is odd while somebody writes, and even, two more, when he is done:
+who copies what it guards and finds it even before and unchanged after has a copy from between two changes, and has held nobody
+up.
 
-Cost: a lock that is free, one atomic addition and two cache lines; a change, two stores more; a copy, two loads more.
+Cost: a lock that is free, one atomic addition and three cache lines; a change, two stores more; a copy, two loads more.
 References: J. Mellor-Crummey, M. Scott, Algorithms for scalable synchronization on shared-memory multiprocessors, ACM TOCS
 9(1), 1991, section 2.2 (the ticket lock), doi:10.1145/103727.103729; H.-J. Boehm, Can seqlocks get along with programming
-language memory models?, MSPC 2012, doi:10.1145/2247684.2247688.
+language memory models?, MSPC 2012, doi:10.1145/2247684.2247688. [I: numbers that are given up.]
 """
 
 from __future__ import annotations
 
-from .atomics import EAGER, draw, fence, look, offer, pause, put
-from .jit import kernel
+from .atomics import EAGER, draw, fence, look, mark, offer, pause, put, unmark
+from .jit import inlined, kernel
 from .lanes import base
 
 LINE = 16
 """int64 words between two that different ranks write: 128 bytes, since processors fetch cache lines in pairs."""
 
-NEXT, TURN, COUNT = 0, LINE, 2 * LINE
-WORDS = 3 * LINE
-"""int64 words of a lock; zero at first."""
+NEXT, TURN, COUNT, GIVEN_UP = 0, LINE, 2 * LINE, 3 * LINE
+WORDS = 4 * LINE
+"""int64 words of a lock; zero at first. The last line has a bit for each of 1024 numbers in turn: so many may wait."""
+
+DRAWN, HELD, WRITING = 0, 1, 2
+STATE = 3
+"""int64 words of one who takes locks, zero at first: one more than the number that it has drawn, or 0; whether it has the lock,
+and writes."""
 
 
 @kernel
 def acquire(words, state, patience):
     """Take the lock, or go on waiting for it; returns whether it is taken.
 
-    `words`, shape (WORDS,), lies in shared memory. `state`, shape (1,), is this caller's own: one more than the number that
-    it has drawn, 0 if it waits for nothing. After `patience` looks the call returns False, to be called again.
+    `words`, shape (WORDS,), lies in shared memory. `state`, shape (STATE,), is this caller's own. After `patience` looks the
+    call returns False, to be called again, or to be given up by `leave`.
     """
-    if state[0] == 0:
-        state[0] = draw(base(words) + 8 * NEXT) + 1
+    if state[DRAWN] == 0:
+        state[DRAWN] = draw(base(words) + 8 * NEXT) + 1
     looks = 0
-    while look(base(words) + 8 * TURN) != state[0] - 1:
+    while look(base(words) + 8 * TURN) != state[DRAWN] - 1:
         looks += 1
         if looks > patience:
             return False
@@ -42,29 +48,64 @@ def acquire(words, state, patience):
             pause()
         else:
             offer()
-    state[0] = 0
+    state[DRAWN], state[HELD] = 0, 1
     return True
 
 
 @kernel
-def release(words):
-    """Give the lock, which the caller has, to the next."""
-    put(base(words) + 8 * TURN, look(base(words) + 8 * TURN) + 1)
+def leave(words, state):
+    """End the change if there is one, and give the lock to the next; who waits for it gives that up."""
+    if state[WRITING]:
+        put(base(words) + 8 * COUNT, look(base(words) + 8 * COUNT) + 1)
+    if state[DRAWN]:
+        number = state[DRAWN] - 1
+        mark(_word(words, number), _bit(number))
+        fence()
+        # Who has called the number up before it was marked has not seen the mark: one of the two takes it away, and goes on.
+        if look(base(words) + 8 * TURN) == number and _taken_away(words, number):
+            _call_next(words)
+    elif state[HELD]:
+        _call_next(words)
+    state[:] = 0
+
+
+@inlined
+def _call_next(words):
+    """The first number after this one that nobody has given up."""
+    number = look(base(words) + 8 * TURN)
+    while True:
+        number += 1
+        put(base(words) + 8 * TURN, number)
+        fence()
+        if not _taken_away(words, number):
+            break
+
+
+@inlined
+def _taken_away(words, number):
+    """Whether the number was marked, and the mark is taken away by this call."""
+    word, bit = _word(words, number), _bit(number)
+    return look(word) & bit != 0 and unmark(word, bit) & bit != 0
+
+
+@inlined
+def _word(words, number):
+    return base(words) + 8 * (GIVEN_UP + (number >> 6) % LINE)
+
+
+@inlined
+def _bit(number):
+    return 1 << (number & 63)
 
 
 @kernel
-def begin_change(words):
+def begin_change(words, state):
     """What is guarded is about to be written, by who has the lock; returns how many changes there have been."""
     count = look(base(words) + 8 * COUNT)
     put(base(words) + 8 * COUNT, count + 1)
     fence()
+    state[WRITING] = 1
     return count // 2
-
-
-@kernel
-def end_change(words):
-    """It is written."""
-    put(base(words) + 8 * COUNT, look(base(words) + 8 * COUNT) + 1)
 
 
 @kernel

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from harness.short_runs import RULES, settings, weights
 from mpi4py import MPI
-from mpiddl.kernels.lock import WORDS, acquire, begin_change, changes, end_change, release, unchanged
+from mpiddl.kernels.lock import STATE, WORDS, acquire, begin_change, changes, leave, unchanged
 
 import mpiddl
 from mpiddl.errors import CommError, UsageError
@@ -19,6 +19,7 @@ from mpiddl.strategies import ASGD, DANA, DDCASGD, Replica, Step, make_strategy,
 from mpiddl.strategies.one_sided import OneSided
 from mpiddl.topology import neighbours
 from mpiddl.transport import virtual
+from mpiddl.transport.guard import Guard
 from mpiddl.transport.mpi import MpiComm
 
 pytestmark = pytest.mark.no_mpi
@@ -322,37 +323,89 @@ def test_virtual_ranks_take_turns_and_share_nothing():
 
 
 def test_a_lock_goes_round_in_the_order_of_arrival():
-    words, states = np.zeros(WORDS, np.int64), np.zeros((3, 1), np.int64)
+    words, states = np.zeros(WORDS, np.int64), np.zeros((3, STATE), np.int64)
     assert acquire(words, states[0], 0)
     assert not acquire(words, states[2], 10) and not acquire(words, states[1], 10)
-    release(words)
+    leave(words, states[0])
     assert not acquire(words, states[1], 10) and acquire(words, states[2], 0)
-    release(words)
+    leave(words, states[2])
+    leave(words, states[2])  # the second time is nothing
     assert acquire(words, states[1], 0)
 
 
+def test_who_gives_up_waiting_is_passed_over():
+    words, states = np.zeros(WORDS, np.int64), np.zeros((5, STATE), np.int64)
+    for turn in range(600):  # more numbers than there are marks
+        assert acquire(words, states[0], 0)
+        for waiting in states[1:]:
+            assert not acquire(words, waiting, 0)
+        for waiting in states[1:4] if turn % 2 else states[3:0:-1]:
+            leave(words, waiting)
+        leave(words, states[0])
+        assert acquire(words, states[4], 0)
+        if turn % 3 == 0:
+            assert not acquire(words, states[1], 0)
+            leave(words, states[4])  # calls the next one up, who
+            leave(words, states[1])  # gives up at that moment
+        else:
+            leave(words, states[4])
+    assert not states.any() and not words[3 * 16 :].any()
+
+
 def test_a_copy_that_a_change_came_into_is_told():
-    words = np.zeros(WORDS, np.int64)
-    assert begin_change(words) == 0 and changes(words, 10) == 1
-    end_change(words)
+    words, state = np.zeros(WORDS, np.int64), np.zeros(STATE, np.int64)
+    assert acquire(words, state, 0) and begin_change(words, state) == 0 and changes(words, 10) == 1
+    leave(words, state)
     count = changes(words, 0)
     assert count == 2 and unchanged(words, count)
-    assert begin_change(words) == 1 and not unchanged(words, count)
+    assert acquire(words, state, 0) and begin_change(words, state) == 1 and not unchanged(words, count)
+
+
+class Rung(Exception):
+    """What a program's signal handler raises."""
+
+
+class Ringing:
+    """A communicator that lets nothing go on, but raises each time that it is asked to."""
+
+    def progress(self):
+        raise Rung
+
+
+def test_an_exception_while_waiting_for_a_lock_leaves_it_to_the_others():
+    """They waited for ever."""
+    words = np.zeros(Guard.WORDS, np.int64)
+    first, ringing, last = Guard(None, words), Guard(Ringing(), words), Guard(Ringing(), words)
+    for _ in range(3):
+        with first.changing():
+            for what in (ringing.held, ringing.changing):
+                with pytest.raises(Rung), what():
+                    pass
+            with pytest.raises(Rung):
+                ringing.copy(words[:1], np.zeros(1, np.int64))
+        with last.changing():  # at once: whoever has to wait for it raises
+            pass
+        with pytest.raises(Rung), last.changing():
+            raise Rung
+    assert first.changes == 9
 
 
 def test_no_addition_of_threads_is_lost():
-    words, total = np.zeros(WORDS, np.int64), np.zeros(1, np.int64)
+    """Though now and then one gives up waiting."""
+    words, total, added = np.zeros(WORDS, np.int64), np.zeros(1, np.int64), []
 
     def add(state):
-        for _ in range(500):
-            while not acquire(words, state, 300):
-                pass
-            total[0] += 1
-            release(words)
+        count = 0
+        for _ in range(1000):
+            if acquire(words, state, 3):
+                total[0] += 1
+                count += 1
+            leave(words, state)
+        added.append(count)
 
-    threads = [threading.Thread(target=add, args=(np.zeros(1, np.int64),)) for _ in range(3)]
+    threads = [threading.Thread(target=add, args=(np.zeros(STATE, np.int64),)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert total == 1500
+    assert total == sum(added) and acquire(words, np.zeros(STATE, np.int64), 0)

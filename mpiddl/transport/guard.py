@@ -39,12 +39,12 @@ class Guard:
         By whatever waits, if there is a limit and it has passed.
     """
 
-    WORDS = 48
+    WORDS = 64
     """`mpiddl.kernels.lock.WORDS`, without loading it."""
 
     def __init__(self, comm: Any, words: np.ndarray, limit_s: float = float("inf")):
         self._comm, self._words, self._limit_s, self._lock = comm, words, limit_s, kernels.lock
-        self._drawn = np.zeros(1, np.int64)
+        self._state = np.zeros(kernels.lock.STATE, np.int64)
 
     @property
     def changes(self) -> int:
@@ -58,24 +58,20 @@ class Guard:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Have the lock for the length of a block, after all who came before."""
+        """Have the lock for the length of a block, after all who came before; whatever is raised, others get it after that."""
         until = now() + self._limit_s
-        while not self._lock.acquire(self._words, self._drawn, PATIENCE):
-            self._pause(until)
         try:
+            while not self._lock.acquire(self._words, self._state, PATIENCE):
+                self._pause(until)
             yield
         finally:
-            self._lock.release(self._words)
+            self._lock.leave(self._words, self._state)
 
     @contextmanager
     def changing(self) -> Iterator[int]:
         """The same, to write; yields the number of changes before this one."""
         with self.held():
-            count = int(self._lock.begin_change(self._words))
-            try:
-                yield count
-            finally:
-                self._lock.end_change(self._words)
+            yield int(self._lock.begin_change(self._words, self._state))
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> int:
         """Copy what is guarded as it was between two changes; returns after how many of them."""
