@@ -25,7 +25,7 @@ from mpiddl import kernel_cache, launch, probes
 from mpiddl.errors import MpiddlError
 from mpiddl.finding import Finding, show, worst
 from mpiddl.launch_line import launch_line, this_machine
-from mpiddl.transport.start import environment_trouble, initialise, load_mpi
+from mpiddl.transport.start import environment_trouble, initialise, load_mpi, memory_trouble
 from mpiddl.version import __version__
 
 __all__ = ["Alarm", "Finding", "examine", "run", "show"]
@@ -134,7 +134,7 @@ def _start(env: Mapping[str, str], limit_s: float) -> tuple[Any, list[Finding]]:
         trouble = launch.trouble(made, None, version)
         if trouble:
             return None, [library, Finding("launcher", False, *trouble)]
-        trouble = environment_trouble(os.environ, version)
+        trouble = environment_trouble(os.environ, version) or memory_trouble(os.environ, version)
         if trouble:
             return None, [library, Finding("launcher", None, announced), Finding("MPI start", False, *trouble), *lines]
     _mpi_init_waits_for_every_rank(MPI, made, limit_s)

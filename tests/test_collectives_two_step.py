@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from harness.reductions import LAYOUTS, OPS, REAL, fold, given, placed, rough
 
-from mpiddl.collectives import TwoStep, allreduce
+from mpiddl.collectives import TreeSum, TwoStep, allreduce
 from mpiddl.errors import CommError, MismatchError, ShapeError, UsageError
 from mpiddl.topology import neighbours
-from mpiddl.transport import virtual
+from mpiddl.transport import shared, virtual
 from mpiddl.transport.base import MAX, PROD, SUM
 
 pytestmark = pytest.mark.no_mpi
@@ -152,6 +154,26 @@ def test_too_little_room_on_one_node_is_told_on_every_rank(link, monkeypatch):
         allreduce(comm, np.ones(100_000), np.ones(100_000), algorithm="two-step-leader")
     monkeypatch.undo()
     assert (TwoStep(comm, 100_000, "d")() == 0).all()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("plan", [TwoStep, TreeSum])
+def test_a_plan_that_fails_half_way_keeps_no_memory(link, monkeypatch, plan):
+    """Its input had been made when there was no room for its result."""
+
+    def taken():
+        parts = Path("/proc/self/smaps").read_text().split(shared.PREFIX)[1:]
+        return sum(int(re.search(r"^Rss: +(\d+)", part, re.MULTILINE)[1]) for part in parts)
+
+    neighbours(link)
+    before, calls, real = taken(), [], shared._free
+    monkeypatch.setattr(shared, "_free", lambda: 0 if calls or calls.append(1) else real())
+    with pytest.raises(CommError, match="MB needed"):
+        plan(link, 1 << 20, "d")
+    assert calls and taken() == before
+    assert not any(not memory.freed for memory in neighbours(link).local._owned if isinstance(memory, shared.SharedMemory))
+    monkeypatch.undo()
+    assert (plan(link, 1 << 20, "d")() == 0).all()
 
 
 def check_mistakes(comm):

@@ -6,10 +6,11 @@ import os
 import sys
 
 import pytest
+from harness import jobs
 from harness.launchers import MPICH_LIBRARY, OMPI_LIBRARY, OPEN_MPI_RANK
 from mpi4py import MPI
 
-from mpiddl.transport.start import environment_trouble
+from mpiddl.transport.start import environment_trouble, memory_trouble
 
 OPEN_MPI = MPI.get_vendor()[0] == "Open MPI"
 TRAIN = ("mpiddl", "train", "--data", "digits", "--epochs", "1", "--hidden", "8")
@@ -91,3 +92,60 @@ def test_folders_that_cannot_be_written(file, tmp_path, folder):
 def test_what_mpi_starts_with_is_no_trouble(env, version, tmp_path):
     assert environment_trouble({name: value.format(tmp_path) for name, value in env.items()}, version) is None
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize(("mib", "ranks", "version", "told"), [
+    (8, 4, MPICH_LIBRARY, False), (16, 2, MPICH_LIBRARY, True), (24, 2, MPICH_LIBRARY, False), (24, 4, MPICH_LIBRARY, True),
+    (64, 4, MPICH_LIBRARY, False), (0, 4, MPICH_LIBRARY, False), (16, 1, MPICH_LIBRARY, False), (16, 4, OMPI_LIBRARY, False),
+])  # fmt: skip
+def test_where_mpich_crashes_for_want_of_shared_memory(monkeypatch, mib, ranks, version, told):
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((4096, 4096, mib << 8, 0, 0, 0, 0, 0, 0, 255)))
+    env = {"PMI_SIZE": f"{ranks}", "PMI_RANK": "0", "MPI_LOCALNRANKS": f"{ranks}"}
+    trouble = memory_trouble(env, version)
+    assert (trouble is not None) == told
+    assert not told or trouble[0].startswith(f"/dev/shm: got {mib}.0 MiB in all, expected {16 + 3 * ranks} MiB or more")
+
+
+SMALL = """
+import numpy as np, sys, warnings
+from mpi4py import MPI
+import mpiddl
+
+world, x = MPI.COMM_WORLD, np.full(4 << 20, MPI.COMM_WORLD.rank + 1.0)
+comm, size, y = mpiddl.Communicator(world), world.size, np.zeros_like(x)
+for n in (1000, 100_000, x.size):
+    for op, wanted in ((MPI.MAX, size), (MPI.SUM, size * (size + 1) / 2), (MPI.MIN, 1)):
+        for one in (comm, world):
+            one.Allreduce(x[:n], y[:n], op)
+            assert (y[:n] == wanted).all()
+        comm.Iallreduce(x[:n], y[:n], op).Wait()
+        assert (y[:n] == wanted).all()
+    comm.Reduce(x[:n], y[:n]), comm.Bcast(y[:n]), comm.Reduce_scatter_block(x[:n], y[: n // size])
+    dup = comm.Dup()
+    dup.Prepare()
+    dup.Allreduce(x[:n], y[:n])
+    dup.Free()
+print("well", comm.why("allreduce", x.nbytes).algorithm, flush=True)
+"""
+
+
+@pytest.mark.limit(200)
+def test_a_communicator_works_in_little_shared_memory(command, tmp_path):
+    """A container has 64 MiB. The doctor says why MPICH cannot start in 16 MiB."""
+    (tmp_path / "small.py").write_text(SMALL)
+    unshare = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")), "--mount", "sh", "-c")
+    if command(*unshare, "mount -t tmpfs none /dev/shm").returncode != 0:
+        pytest.skip("this kernel lets us mount no file system of our own")
+
+    def in_little(mib, *words):
+        words = jobs.mpi_command(2, [str(word) for word in words], jobs.environment(sys.executable))
+        return command(*unshare, f"mount -t tmpfs -o size={mib}m none /dev/shm; exec {' '.join(words)}")
+
+    for mib in (64, 16 if OPEN_MPI else 24):
+        done = in_little(mib, sys.executable, tmp_path / "small.py")
+        assert done.returncode == 0 and done.stdout.count("well") == 2, done.stderr
+        assert done.stderr.count("the MPI library's algorithm is used") == 1
+    done = in_little(16, "mpiddl", "doctor")
+    assert done.returncode == (not OPEN_MPI), done.stdout + done.stderr
+    assert ("expected 22 MiB or more for 2 ranks; MPICH may crash" in " ".join(done.stdout.split())) != OPEN_MPI

@@ -32,6 +32,9 @@ WHERE = "/dev/shm"
 
 PREFIX = "mpiddl-"
 
+RESERVED_BYTES = 16 << 20
+"""Of shared memory, for the MPI library; half of what is free where that is less."""
+
 
 class SharedMemory:
     """One segment a rank, all of them open to every rank of the node.
@@ -151,7 +154,7 @@ def _opened_by_all(comm: Any, nbytes: int, pages: int) -> tuple[int, list[int], 
                 file = os.open(paths[0], os.O_RDWR | os.O_CLOEXEC)
             except OSError as error:
                 failed = error
-        if failed is None and (free := _free()) is not None and free < sum(lengths):
+        if failed is None and (free := _free()) is not None and free - _reserve(free) < sum(lengths):
             failed = OSError(errno.ENOSPC, "no room")
         _agree(comm, failed, sum(lengths))
     except BaseException:
@@ -172,6 +175,11 @@ def _free() -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize if found.f_blocks else None
+
+
+def _reserve(free: int) -> int:
+    """Bytes of those that are free which stay so: MPI libraries take more as they go on; MPICH crashes where there is none."""
+    return min(RESERVED_BYTES, free // 2)
 
 
 def _take(file: int, start: int, nbytes: int, size: int) -> None:
@@ -205,7 +213,8 @@ def _words(comm: Any, failed: Exception, nbytes: int) -> str:
     number = getattr(failed, "errno", None)
     if number == errno.ENOSPC:
         room = _free()
-        free = f"{WHERE} has less" if room is None else f"{WHERE} has only {room / 1e6:.1f} MB free"
+        free = f"{WHERE} has less" if room is None else (f"{WHERE}, less {_reserve(room) / 1e6:.1f} MB for the MPI library, "
+                                                         f"has only {(room - _reserve(room)) / 1e6:.1f} MB free")
         return (f"{nbytes / 1e6:.1f} MB needed for {comm.size} ranks, but {free}; enlarge it (mount -o remount,size=8G "
                 f"{WHERE}, docker run --shm-size 8g) or use a strategy without shared memory")
     if number == errno.ENOENT and comm.rank:
