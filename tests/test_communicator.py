@@ -174,29 +174,53 @@ def test_ranks_may_use_different_objects_on_one_handle(comm, tmp_path):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.limit(60)
-@pytest.mark.parametrize("how", ["plain arrays", "other forms", "two objects"])
+@pytest.mark.parametrize("how", ["plain arrays", "other forms", "one rank has two objects"])
 def test_a_duplicate_is_prepared_when_it_is_worth_it(comm, how):
     from mpiddl.communicator import Communicator
 
     MPI = load_mpi()
     ours = Communicator(comm.Dup())
     late, n = ours.Dup(), 1 << 17
-    objects = [late.f2py(late.py2f()) for _ in range(2)] if how == "two objects" else [late, late]
-    objects[0]._adopted()._enough = late._enough = 10 * 8 * n
-    x, total = np.ones(2 * n), np.zeros(2 * n)
-    ready = []
-    for turn in range(12):
-        one = objects[turn % 2 if comm.rank else 0]
-        one.Iallreduce(x, total).Wait()  # these count nowhere: they must not wait for others
-        one.Bcast(np.ones(1000))
+    late._enough = 10 * 8 * n
+    x, total, ready = np.ones(2 * n), np.zeros(2 * n), []
+    for _ in range(12):
+        if how == "one rank has two objects" and comm.rank == 0:
+            other = late.f2py(late.py2f())
+        late.Iallreduce(x, total).Wait()  # these count nowhere: they must not wait for others
+        late.Bcast(np.ones(1000))
         if how == "other forms" and comm.rank == 0:
-            one.Allreduce([x, n, MPI.DOUBLE], [total, n, MPI.DOUBLE])
+            late.Allreduce([x, n, MPI.DOUBLE], [total, n, MPI.DOUBLE])
         else:
-            one.Allreduce(x[:n], total[:n])
+            late.Allreduce(x[:n], total[:n])
         assert (total[:n] == comm.size).all()
-        ready.append("Prepare" not in str(one.why("allreduce", 8 * n)))
+        ready.append("Prepare" not in str(late.why("allreduce", 8 * n)))
     assert ready == [False] * 9 + [True] * 3
+    if how == "one rank has two objects":
+        (other if comm.rank == 0 else late).Allreduce(x, total)
+        assert (total == comm.size).all()
     late.Free()
+    ours.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_short_lived_communicators_are_never_prepared(comm, monkeypatch):
+    from mpiddl.communicator import Communicator
+    from mpiddl.communicator.private import Private, keyval
+
+    def prepare(*args):
+        raise AssertionError
+
+    ours = Communicator(comm.Dup())
+    monkeypatch.setattr(Private, "prepare", prepare)
+    for make in (ours.Dup, ours.Split, ours.Clone):
+        for n in (1500, 8192, 131_072):
+            x, y = np.ones(n), np.zeros(n)
+            made = make()
+            made.Allreduce(x, y)
+            made.Iallreduce(x, y).Wait()
+            made.Bcast(y)
+            assert (y == comm.size).all() and made.Get_attr(keyval()) is None
+            made.Free()
     ours.Free()
 
 

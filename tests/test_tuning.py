@@ -229,6 +229,17 @@ def test_tune_measures_writes_and_shows(mpirun, tmp_path):
     assert all(row["of_best"] == pytest.approx(row["best_seconds"] / row["seconds"]) for row in rows)
 
 
+@pytest.mark.more
+def test_the_bench_of_short_lived_communicators(mpirun, tmp_path):
+    out = tmp_path / "rows.json"
+    done = mpirun(2, "mpiddl", "bench", "short-lived", "--sizes", "12KiB,1MiB", "--seconds", "0.01", "--json", out)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["case"] for row in rows] == [f"10 x {way}, Allreduce {size}, Free, 1 node x 2 ranks"
+                                             for way in ("Dup", "Split") for size in ("12 KiB", "1 MiB")]
+    assert all(row["ratio"] == pytest.approx(row["baseline_seconds"] / row["seconds"]) for row in rows)
+
+
 @pytest.mark.parametrize(("args", "words"), [
     (["--calls", "sum"], "calls: got 'sum', expected one or more of allreduce"),
     (["--sizes", "big"], "sizes: got 'big'"),

@@ -1,4 +1,5 @@
-"""``mpiddl tune`` and ``mpiddl bench communicator``: which algorithm for which size, and what that brings."""
+"""``mpiddl tune`` and two benches: which algorithm for which size, what that brings, and what it costs where communicators live
+for one call only."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ def add_to(mpiddl: click.Group, bench: click.Group) -> None:
     """Make the commands parts of ``mpiddl`` and of ``mpiddl bench``."""
     mpiddl.add_command(tune)
     bench.add_command(communicator)
+    bench.add_command(short_lived)
 
 
 def _calls(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -94,3 +96,26 @@ def communicator(path: Path | None, calls: tuple[str, ...], sizes: tuple[int, ..
     if rows:
         show("communicator", rows, ("slower_us", "chosen", "best", "of_best"))
     keep(os.environ, "communicator", rows, path)
+
+
+@click.command("short-lived", epilog="""
+\b
+Each communicator makes one Allreduce before it is freed. The figures are the times of ten such communicators.
+\b
+Example:
+  mpiexec -n 4 mpiddl bench short-lived --sizes 12KiB,64KiB,1MiB
+""")
+@json_option
+@click.option("--sizes", default="12KiB,64KiB,1MiB", show_default=True, callback=read_sizes, metavar="N,N,...",
+              help="Sizes of the Allreduce in bytes.")
+@click.option("--seconds", default=3.0, show_default=True, callback=read_seconds, metavar="S", help="Time for each case.")
+def short_lived(path: Path | None, sizes: tuple[int, ...], seconds: float) -> None:
+    """Compare Dup or Split, one Allreduce and Free with the MPI library alone. Start this command with mpiexec."""
+    from mpiddl.bench import short_lived as module
+    from mpiddl.bench.output import check_files, keep, show
+
+    check_files(path)
+    rows = module.run(os.environ, sizes, seconds)
+    if rows:
+        show("short-lived communicators", rows, ("p10", "p90"))
+    keep(os.environ, "short-lived", rows, path)

@@ -57,7 +57,7 @@ class Faster(_Base):
     _floors: dict[str, float] = _FLOORS
     _table: Path | None = None
     _algorithms: Mapping[str, str] = MappingProxyType({})
-    _nbytes, _enough = 0, ENOUGH_BYTES  # as those of `Private`, while this is the only object on its handle
+    _nbytes, _enough = 0, float(ENOUGH_BYTES)  # of calls that might have been ours, and how many are enough to prepare
 
     def Prepare(self) -> None:
         """Create the private duplicate and read the table now, and not at the first call that needs them. Collective.
@@ -336,14 +336,14 @@ class Faster(_Base):
 
     def _worth(self, call: str, nbytes: int, least: int) -> bool:
         """Whether what is kept with the handle is prepared by now; a call that waits brings that about when it has been worth
-        it. The same on all ranks: each call is made by all of them, and a second object on a handle has its count there."""
-        keeper = self._private or self.Get_attr(keyval()) or self
-        if nbytes >= FLOOR and not least:
-            keeper._nbytes += nbytes
-        if keeper is self and (least or keeper._nbytes < keeper._enough) and call not in self._algorithms:
-            return False
+        it: on all ranks in the same call, since each of them makes all calls."""
+        if self._private is None and self.Get_attr(keyval()) is None:
+            if nbytes >= FLOOR and not least:
+                self._nbytes += nbytes
+            if least or (self._nbytes < self._enough and call not in self._algorithms):
+                return False
         private = self._adopted()
-        if private.link is None and not least and (keeper._nbytes >= keeper._enough or call in self._algorithms):
+        if private.link is None and not least:
             private.prepare(self, self._table)
         return private.link is not None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -11,7 +12,7 @@ from mpi4py import MPI
 
 from mpiddl.collectives.calls import READ
 from mpiddl.communicator.faster import Faster
-from mpiddl.communicator.private import Private
+from mpiddl.communicator.private import Private, keyval
 from mpiddl.errors import UsageError
 from mpiddl.transport.uncaught import public
 from mpiddl.tuning import Forced, check_algorithms
@@ -92,7 +93,7 @@ class _Making(Faster):
             made._table = self._table
         if self._algorithms:
             made._forced(self._algorithms)
-        made._enough = self._enough if self._private is None else self._private._enough
+        made._enough = self._enough if self._private is None else self._private.enough
         return made
 
 
@@ -172,11 +173,12 @@ def _ours(comm: Any) -> Any:
 
 
 def _unpickled(kind: Any, comm: Any, table: Path | None = None, algorithms: Mapping[str, str] = MappingProxyType({})) -> Any:
-    """Another object on a handle, which may be prepared already: then this one is, too."""
+    """Another object on a handle, which may be prepared already: then this one is, too. It prepares nothing by itself, for
+    other ranks need not have it."""
     made = kind.__new__(kind, comm)
-    made._table = table
+    made._table, made._enough = table, inf
     made._forced(algorithms)
-    if made != MPI.COMM_NULL and made.Get_size() > 1:
+    if made != MPI.COMM_NULL and made.Get_attr(keyval()) is not None:
         made._adopted()
     return made
 

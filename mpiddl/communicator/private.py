@@ -44,6 +44,7 @@ class Private:
     """Kept as an attribute of the handle: it goes with it, whoever frees it, and all objects on the handle have the same.
 
     link : until `prepare`, None: all calls are the library's.
+    enough : bytes of calls on a communicator made from this one until it is prepared.
     floors : for each call the bytes below which it is the library's.
     refused : calls and sizes for which there is no shared memory, and why.
     """
@@ -52,7 +53,7 @@ class Private:
     choice: Any = None
     threads = False  # whether every rank has one that may move requests on
     freed = False
-    _nbytes, _enough = 0, ENOUGH_BYTES  # of calls that might have been ours, and how many are enough to prepare
+    enough: float = ENOUGH_BYTES
     _progress: Progress | None = None
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class Private:
         asked_for = table is not None or bool(os.environ.get("MPIDDL_TUNE"))
         choice = chooser(link, table or table_path(os.environ), asked_for)
         self.threads = all(link.allgather(MPI.Query_thread() == MPI.THREAD_MULTIPLE))
-        self._enough = ENOUGH_BYTES if len(choice.topology.nodes) == 1 else ENOUGH_BYTES_ACROSS
+        self.enough = ENOUGH_BYTES if len(choice.topology.nodes) == 1 else ENOUGH_BYTES_ACROSS
         self.use(link, choice)
         if choice.unused:
             self._warn(choice.source)
