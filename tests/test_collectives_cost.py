@@ -23,7 +23,8 @@ EACH = 24
 
 
 def sent(comm, call):
-    """Bytes and messages that one call counts, and that it left one span in order."""
+    """Bytes and messages that one call counts, and that it left one span in order; an earlier one has set it up."""
+    call()
     bytes_before, messages_before, spans = comm.meter.bytes, comm.meter.messages, len(comm.meter.spans)
     call()
     (span,) = comm.meter.spans[spans:]

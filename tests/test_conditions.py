@@ -13,6 +13,7 @@ import mpiddl.models
 from mpiddl.conditions import Conditions
 from mpiddl.errors import CommError, UsageError
 from mpiddl.job import read_drop, read_slow
+from mpiddl.strategies import NAMES
 from mpiddl.transport import virtual
 from mpiddl.transport.base import ANY_SOURCE, IN_PLACE
 from mpiddl.transport.virtual import Wire
@@ -98,6 +99,31 @@ def test_simulated_seconds_are_those_of_the_slowest():
     steps = result.summary["steps"]
     assert result.summary["seconds"] == pytest.approx(steps * 0.5 * 4)
     assert [split["compute"] for split in result.summary["per_rank"][:2]] == pytest.approx([steps * 0.5] * 2)
+
+
+SENDING = [*(name for name in NAMES if name != "alone"), "two-step:form=leader", "ring:overlap=1", "auto:bucket_bytes=1000",
+           "local-sgd:period=4,delay=2", "delayed:delay=2", "gossip:pace=own", "elastic:pace=own",
+           "gossip:bits=4,graph=complete"]
+
+
+@pytest.mark.parametrize("node_workers", [1, 2])
+@pytest.mark.parametrize("strategy", SENDING)
+def test_what_is_no_step_is_communication_or_waiting(strategy, node_workers):
+    settings = {**JOB, "simulate": 4, "message_seconds": 0.1, "step_seconds": 0.5, "max_steps": 12, "validation": 0.0,
+                "node_workers": node_workers, "strategy": strategy}
+    summary = mpiddl.train("mlp", "digits", **settings).summary
+    steps = np.array([rank["compute"] for rank in summary["per_rank"]]) / 0.5
+    assert steps == pytest.approx(np.round(steps), abs=1e-6) and 0 < steps[0] <= 4 * 12
+    first = summary["per_rank"][0]
+    assert sum(first[phase] for phase in ("compute", "communication", "waiting")) == pytest.approx(summary["seconds"], abs=1e-3)
+    assert summary["seconds"] > first["compute"] + 0.05
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "two-step", "ring"])
+def test_who_comes_first_waits_for_the_last(strategy):
+    settings = {**JOB, "simulate": 3, "message_seconds": 0.01, "slow": "2:4", "max_steps": 10, "strategy": strategy}
+    first, second, last = mpiddl.train("mlp", "digits", **settings).summary["per_rank"]
+    assert first["waiting"] > 29 and second["waiting"] > 29 and last["waiting"] < 1 and last["compute"] == pytest.approx(40)
 
 
 def test_a_simulated_run_is_cut_short_and_goes_on(tmp_path):

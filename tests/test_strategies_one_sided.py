@@ -6,6 +6,7 @@ import shutil
 import sys
 import threading
 from itertools import chain, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -131,6 +132,34 @@ def test_all_meet_with_nothing_on_its_way(comm, placed):
     _, params, delays, met = pushed(placed, ASGD(2), lambda _: 1.0, 64, 50, meet=10)
     assert comm.allgather(met) == [4] * comm.size
     assert (params == 50 * comm.size).all() and delays["pushes"] == 50 * comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_meeting_is_waited_for_and_traffic_between_nodes_has_messages(comm, placed, monkeypatch):
+    """By a clock that goes on only while a rank sleeps for a meeting; the last rank comes when all others have slept."""
+    slept, last, size = [0.0], comm.size - 1, 64
+
+    def sleep(seconds):
+        if comm.rank != last and not slept[0]:
+            comm.isend(None, last)
+        slept[0] += 1
+
+    def value(pulled):
+        if comm.rank == last and not slept[0]:
+            slept[0] = 1e-9
+            for rank in range(last):
+                comm.recv(source=rank)
+        return 1.0
+
+    monkeypatch.setattr("mpiddl.strategies.store.time", SimpleNamespace(sleep=sleep))
+    placed.now = lambda: slept[0]
+    sent = placed.meter.messages
+    pushed(placed, ASGD(1), value, size, 10, meet=1)
+    assert placed.meter.waiting == pytest.approx(slept[0], abs=1e-6) and placed.meter.moving == pytest.approx(0, abs=1e-6)
+    assert slept[0] >= 1 or comm.rank == last
+    far = len(neighbours(placed).topology.nodes) > 1  # rank 0 then is alone on its node, and serves none
+    messages, moved = (sum(comm.allgather(count)) for count in (placed.meter.messages - sent, placed.meter.bytes))
+    assert (messages, moved) == (0, 0) if not far else messages >= 10 * 4 and moved >= 10 * 2 * size * 8
 
 
 @pytest.mark.mpi(min_size=2)

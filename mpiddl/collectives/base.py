@@ -17,7 +17,7 @@ import numpy as np
 
 from mpiddl.errors import CommError, ShapeError, UsageError
 from mpiddl.transport.agree import agreed, check_equal
-from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, REDUCED, SUM, Op, Request
+from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, REDUCED, SUM, Op, Request, booked
 
 Steps = Iterator[Request]
 
@@ -39,11 +39,12 @@ class Started:
     disagree on what was sent, and no further collective is begun on it.
     """
 
-    def __init__(self, comm: Any, wires: tuple[Any, ...], steps: Steps, queue: Queue | None = None):
+    def __init__(self, comm: Any, wires: tuple[Any, ...], steps: Steps, queue: Queue | None = None, blocking: bool = False):
         self._comm, self._wires, self._steps, self._queue = comm, wires, steps, queue
         self._lock = threading.Lock()  # a progress thread may test while the main thread waits
         self._pending: Request | None = None
-        self._arrived, self._entered = comm.now(), 0.0
+        self._arrived = comm.now()
+        self._entered = self._arrived if blocking else None  # since when this rank only waits for the result
         self._over = False
         self._then: list[Callable[[], None]] = []
         self._beside = comm.started
@@ -54,9 +55,12 @@ class Started:
             self._drive_on()
             if not self._over:
                 self._beside.append(self)
+        if not blocking:
+            comm.meter.moving += comm.now() - self._arrived
 
     def Wait(self) -> None:
-        self._entered = self._comm.now()
+        if self._entered is None:
+            self._entered = self._comm.now()
         if self._comm.freed:
             self.give_up("its communicator was freed")
         while not self._over:
@@ -73,7 +77,8 @@ class Started:
 
     def Test(self) -> bool:
         """Go on as far as is possible without waiting; returns whether that was the end."""
-        self._all_go_on()
+        with booked(self._comm, "moving"):
+            self._all_go_on()
         self.check()
         return self._over
 
@@ -185,7 +190,7 @@ class Started:
             wire.meter.sent(-nbytes, -messages)
             self._comm.meter.sent(nbytes, messages)
         left = self._comm.now()
-        self._comm.meter.synchronised(self._arrived, self._entered or left, left)
+        self._comm.meter.synchronised(self._arrived, left if self._entered is None else self._entered, left)
         while self._then:
             self._then.pop(0)()
 
@@ -356,7 +361,7 @@ def run(comm: Any, wires: tuple[Any, ...], steps: Steps, blocking: bool, queue: 
     if queue is not None:
         steps = _after(queue.last, steps)
     try:
-        started = Started(comm, wires, steps, queue)
+        started = Started(comm, wires, steps, queue, blocking)
     except BaseException:
         comm.broken = True
         raise

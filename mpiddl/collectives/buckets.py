@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.clock import now
 from mpiddl.collectives.allreduce_ring import allreduce_ring
 from mpiddl.collectives.allreduce_two_step import TwoStep
 from mpiddl.collectives.base import Started, go_on
@@ -82,11 +81,11 @@ class Buckets:
     def wait(self) -> None:
         """Until ``result`` is whole, on this rank and, where it is shared, on its node."""
         started, self.started = self.started, []
-        entered = now()
+        entered = self._comm.now()
         while not all(request.over for request in started):
             go_on(self._comm, list(self._comm.started))
             time.sleep(PAUSE_S)
-        self._comm.meter.synchronised(entered, entered, now())  # once for all, which are under way together
+        self._comm.meter.synchronised(entered, entered, self._comm.now())  # once for all, which are under way together
         for request in started:
             request.Wait()  # raises what went wrong
         if self._plan is not None:

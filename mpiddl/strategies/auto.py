@@ -25,7 +25,7 @@ from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.choice import Choice, choose
 from mpiddl.strategies.hidden import Hidden
 from mpiddl.strategies.mover import Mover
-from mpiddl.transport.base import IN_PLACE, Comm
+from mpiddl.transport.base import IN_PLACE, Comm, booked
 from mpiddl.tuning.rule import LIBRARY
 
 
@@ -127,7 +127,8 @@ class Way:
     def move_on(self) -> None:
         """Called between two parts of the backward pass: advances communication if there is no progress thread."""
         if self.trouble:
-            go_on(self._comm, list(self._comm.started))
+            with booked(self._comm, "moving"):
+                go_on(self._comm, list(self._comm.started))
 
     def wait(self) -> np.ndarray:
         """Called when the gradient is complete. Waits for the sum and returns it."""

@@ -21,7 +21,7 @@ from mpiddl.collectives import allreduce
 from mpiddl.strategies.averages import Averages, average, holds_rows, own_rate, own_update, trainers
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.topology import neighbours
-from mpiddl.transport.base import IN_PLACE, Comm
+from mpiddl.transport.base import IN_PLACE, Comm, booked
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class Hierarchical(Strategy):
         if local.size == 1:
             return own_update(grad, state, step, trainers(comm, replica))
         found = np.array([float(step.count), float(holds_rows(comm, replica))])
-        allreduce(local, IN_PLACE, found)
-        allreduce(local, IN_PLACE, grad)
+        with booked(comm, "moving"):  # `local` has a meter of its own
+            allreduce(local, IN_PLACE, found)
+            allreduce(local, IN_PLACE, grad)
         count, ranks = map(int, found)
         alone = local.size == comm.size or not count
         return Combined(grad, count, state, rate=1.0 if alone else own_rate(step, trainers(comm, replica), count, ranks))

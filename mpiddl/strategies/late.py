@@ -13,7 +13,7 @@ from mpiddl.collectives import iallreduce
 from mpiddl.memory import aligned_zeros
 from mpiddl.strategies.base import Pending
 from mpiddl.strategies.mover import Mover
-from mpiddl.transport.base import IN_PLACE, Comm
+from mpiddl.transport.base import IN_PLACE, Comm, booked
 
 
 class Late:
@@ -46,7 +46,8 @@ class Late:
     def move_on(self) -> None:
         """Called between two parts of a gradient: advances the sums if there is no progress thread."""
         if self.trouble:
-            self._comm.progress()
+            with booked(self._comm, "moving"):
+                self._comm.progress()
 
     def wait(self, sum: Pending) -> np.ndarray:
         """Wait for ``sum`` and return its array, which stays valid until the next `start`."""

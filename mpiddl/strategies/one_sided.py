@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.clock import now
 from mpiddl.errors import UsageError
 from mpiddl.layout import rank_shards
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
 from mpiddl.strategies.push import staleness
 from mpiddl.strategies.store import Store
-from mpiddl.transport.base import IN_PLACE, Comm
+from mpiddl.transport.base import IN_PLACE, Comm, booked
 
 STORE = "parameter server"
 
@@ -61,18 +60,17 @@ class OneSided(Strategy):
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
         store, budget = self._store(comm, state, replica), (step.steps - state["begun"]) * comm.size
         grad *= grad.dtype.type(1 / max(step.count, 1))
-        if not store.ledger.enter(budget):
-            return Combined(grad, 0, state, stop=True)
         done = state["pulled"][0] // comm.size
-        entered = now()
-        self._push(comm, store, state, grad, replica)
-        self._pull(store, state, replica)
-        comm.meter.moving += now() - entered
+        with booked(comm, "moving"):
+            if not store.ledger.enter(budget):
+                return Combined(grad, 0, state, stop=True)
+            self._push(comm, store, state, grad, replica)
+            self._pull(store, state, replica)
+            state["count"] += 1
+            meet = store.meet(state["version"] + 1, step.meet * comm.size, budget)
+            if meet:
+                self._pull(store, state, replica)  # no messages are in flight: all ranks pull the same parameters
         store.count()
-        state["count"] += 1
-        meet = store.meet(state["version"] + 1, step.meet * comm.size, budget)
-        if meet:
-            self._pull(store, state, replica)  # no messages are in flight: all ranks pull the same parameters
         state["serves"] = store.saved()
         return Combined(grad, 0, state, updates=state["pulled"][0] // comm.size - done, meet=meet)
 
@@ -82,10 +80,11 @@ class OneSided(Strategy):
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
         store = self._store(comm, state, replica)
-        store.ledger.leave()
-        comm.patient_barrier()
-        self._pull(store, state, replica)
-        comm.patient_barrier()
+        with booked(comm, "moving"):
+            store.ledger.leave()
+            comm.patient_barrier()
+            self._pull(store, state, replica)
+            comm.patient_barrier()
         store.count()
         delays: dict[str, int] = {}
         for theirs in comm.allgather(state["delays"]):

@@ -41,7 +41,7 @@ from mpiddl.strategies.averages import average, own_rate
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.graphs import PULL, PUSH, SYMMETRIC
 from mpiddl.strategies.mailbox import Letter, Mailbox
-from mpiddl.transport.base import Comm
+from mpiddl.transport.base import Comm, booked
 
 ASK, ANSWER, WEIGHT, HERE, ALL, NONE, DONE = range(1, 8)
 """Tags. ASK and ANSWER: an exchange; WEIGHT: the weight of the asking rank. To rank 0: HERE, this rank waits for a meeting;
@@ -185,12 +185,11 @@ class Rounds:
         return not self._given and self._mail.empty
 
     def _until(self, over: Callable[[], bool]) -> None:
-        entered = self._comm.now()
-        self.serve()
-        while not over():
-            self._mail.rest()
+        with booked(self._comm, "waiting"):
             self.serve()
-        self._comm.meter.waiting += self._comm.now() - entered
+            while not over():
+                self._mail.rest()
+                self.serve()
 
     def _room(self, tag: int) -> np.ndarray:
         """An array for a message with ``tag``."""
@@ -221,8 +220,9 @@ class OwnPace(Strategy):
             rate = step.rate * own_rate(step, state["trainers"], step.count)
             replica.apply(replica.params, grad, replica.moments, rate, 1 / step.count, replica.updates)
         state["done"] = step.index + 1
-        rounds.serve()
-        asked = comm.rank < state["trainers"] and self.rule.wants(state, replica.params, step) and rounds.ask()
+        with booked(comm, "moving"):
+            rounds.serve()
+            asked = comm.rank < state["trainers"] and self.rule.wants(state, replica.params, step) and rounds.ask()
         self.rule.observe(state, int(asked) if self.rule.direction == PUSH else state["exchanges"] - before, step)
         meet = bool(step.meet) and state["done"] % step.meet == 0 and state["done"] < step.steps and rounds.meet()
         return Combined(grad, 0, state, updates=int(step.count > 0), meet=meet)

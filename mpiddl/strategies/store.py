@@ -14,6 +14,7 @@ from mpiddl.strategies.ledger import Ledger
 from mpiddl.strategies.remote import Desk, Line, RemoteLedger, RemoteShard
 from mpiddl.strategies.shard import MOMENT, Shard
 from mpiddl.topology import neighbours
+from mpiddl.transport.base import booked
 
 PAUSE_S = 0.001
 """Seconds between two polls of a worker that waits for a meeting."""
@@ -58,7 +59,7 @@ class Store:
         near, servers = neighbours(comm), range(comm.size - rule.servers, comm.size)
         node = near.topology.nodes[near.topology.node(comm.rank)]
         far = [rank for rank in range(comm.size) if rank not in node]
-        self._mine, self._counted = comm.rank - servers[0], 0
+        self._mine, self._counted = comm.rank - servers[0], (0, 0)  # bytes and messages
         self._memory = near.local.share(self._size_bytes())
         self._segments = {rank - servers[0]: memory for rank, memory in zip(node, self._memory.segments, strict=True)}
         self._begin(saved)
@@ -81,12 +82,11 @@ class Store:
 
     def meet(self, version: int, every: int, budget: int) -> bool:
         """Wait for the other ranks if a meeting is due. Returns whether all ranks meet; then no messages are in flight."""
-        number, answer = self.ledger.arrive(version, every, budget), 0
-        if not number:
-            return False
-        while not (answer := self.ledger.decided(number)):
-            self._comm.progress()
-            time.sleep(PAUSE_S)
+        with booked(self._comm, "waiting"):
+            number, answer = self.ledger.arrive(version, every, budget), 0
+            while number and not (answer := self.ledger.decided(number)):
+                self._comm.progress()
+                time.sleep(PAUSE_S)
         return answer > 0
 
     def moment(self, number: int, name: str, own: np.ndarray) -> np.ndarray | float:
@@ -102,10 +102,10 @@ class Store:
         return sum((its[name] for its in far), own if isinstance(shard, Shard) else 0.0)
 
     def count(self) -> None:
-        """Add the bytes sent to other nodes since the last call to the communicator's meter."""
-        total = sum(line.meter.bytes for line in self._lines)
-        self._comm.meter.sent(total - self._counted, 0)
-        self._counted = total
+        """Add what was sent to other nodes since the last call to the communicator's meter."""
+        sent = sum(line.meter.bytes for line in self._lines), sum(line.meter.messages for line in self._lines)
+        self._comm.meter.sent(sent[0] - self._counted[0], sent[1] - self._counted[1])
+        self._counted = sent
 
     def Free(self) -> None:
         """Collective. The shards must not be used afterwards, and no rank may be waiting for an answer."""

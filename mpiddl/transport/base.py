@@ -8,7 +8,8 @@ The one departure: `Probe` returns the envelope instead of filling in a status.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -69,7 +70,8 @@ class Meter:
 
     Collectives leave a `Span` each: which part of it was waiting for the last rank is known only after the ranks have
     compared their arrivals (`mpiddl.metrics`). Point-to-point calls split their seconds at once: until the message was
-    there (waiting), and from then on (moving).
+    there (waiting), and from then on (moving). What makes communicators, and `patient_barrier`, counts as waiting. Lower-case
+    calls count as seconds, not as bytes.
     """
 
     messages: int = 0
@@ -192,6 +194,18 @@ class Comm(Protocol):
     def fail(self, error: BaseException) -> None: ...
 
 
+@contextmanager
+def booked(comm: Any, phase: str) -> Iterator[None]:
+    """The seconds of a block are ``waiting`` or ``moving``, apart from those that calls inside book themselves."""
+    meter, entered = comm.meter, comm.now()
+    before, spans = meter.waiting + meter.moving, len(meter.spans)
+    try:
+        yield
+    finally:
+        inside = meter.waiting + meter.moving - before + sum(span.left - span.entered for span in meter.spans[spans:])
+        setattr(meter, phase, getattr(meter, phase) + max(comm.now() - entered - inside, 0.0))
+
+
 def raise_held(comm: Any) -> None:
     """Raise what ``comm`` has held back, once; nobody waits for this rank now."""
     error, comm.held = comm.held, None
@@ -199,7 +213,8 @@ def raise_held(comm: Any) -> None:
         raise error
 
 
-BYTES_BASIS = "own messages; library collectives by formula, allreduce 2(P-1)/P V, broadcast (P-1)/P V a rank"
+BYTES_BASIS = ("own messages; library collectives by formula, allreduce 2(P-1)/P V, broadcast (P-1)/P V a rank; pickled objects are "
+               "not counted")
 
 
 def allreduce_bytes(size: int, nbytes: int) -> int:

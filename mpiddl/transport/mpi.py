@@ -25,6 +25,7 @@ from mpiddl.transport.base import (
     Op,
     allreduce_bytes,
     bcast_bytes,
+    booked,
     raise_held,
 )
 from mpiddl.transport.shared import SharedMemory
@@ -150,13 +151,20 @@ class MpiComm:
 
     def patient_barrier(self, pause_s: float = 0.002) -> None:
         """A barrier that sleeps while it waits, so that a busy rank has the core to itself; it moves on what was started."""
-        self.wait(self.raw.Ibarrier(), pause_s)
+        with booked(self, "waiting"):
+            self.wait(self.raw.Ibarrier(), pause_s)
 
     def allgather(self, obj: Any) -> list[Any]:
-        return self.raw.allgather(obj)
+        entered = now()
+        found: list[Any] = self.raw.allgather(obj)
+        self._synchronised(entered, entered)
+        return found
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        return self.raw.bcast(obj, root)
+        entered = now()
+        found = self.raw.bcast(obj, root)
+        self._synchronised(entered, entered)
+        return found
 
     def Send(self, buf: np.ndarray, dest: int, tag: int = 0) -> None:
         entered = now()
@@ -205,7 +213,8 @@ class MpiComm:
 
     def Split(self, color: int, key: int = 0) -> MpiComm:
         """The ranks that gave the same ``color``, in the order of ``key``; freed with this one at the latest."""
-        return self._own(MpiComm(self.raw.Split(color, key), ends_jobs=False))
+        with booked(self, "waiting"):
+            return self._own(MpiComm(self.raw.Split(color, key), ends_jobs=False))
 
     def local_ranks(self) -> MpiComm:
         """The ranks of this communicator that share this node's memory."""
@@ -234,7 +243,8 @@ class MpiComm:
             request = self.raw.Ibarrier()
             try:
                 try:
-                    self.wait(request)
+                    with booked(self, "waiting"):
+                        self.wait(request)
                 except BaseException as error:  # of a signal's handler: held back until the collective is over
                     if self.held is not None:
                         raise

@@ -24,7 +24,18 @@ import numpy as np
 from mpiddl.clock import now
 from mpiddl.errors import CommError, UsageError
 from mpiddl.memory import aligned_zeros
-from mpiddl.transport.base import ANY_SOURCE, ANY_TAG, IN_PLACE, SUM, Envelope, Meter, Op, allreduce_bytes, bcast_bytes
+from mpiddl.transport.base import (
+    ANY_SOURCE,
+    ANY_TAG,
+    IN_PLACE,
+    SUM,
+    Envelope,
+    Meter,
+    Op,
+    allreduce_bytes,
+    bcast_bytes,
+    booked,
+)
 from mpiddl.transport.turns import Turns
 
 MOST_ASKED = 10_000  # far more turns than any rank computes between two messages while others wait
@@ -151,7 +162,7 @@ class VirtualComm:
         def deliver() -> None:
             recvbuf[...] = gathering.outcome.reshape(recvbuf.shape)
 
-        return VirtualRequest(self, lambda: gathering.since, "an all-reduce", deliver)
+        return VirtualRequest(self, lambda: gathering.since, "an all-reduce", deliver, collective=True)
 
     def Bcast(self, buf: np.ndarray, root: int = 0) -> None:
         self._check_rank("root", root)
@@ -163,9 +174,10 @@ class VirtualComm:
 
     def patient_barrier(self, pause_s: float = 0.002) -> None:
         request = self.meet()
-        while not request.Test():
-            for started in list(self.started):
-                started.move_on()
+        with booked(self, "waiting"):
+            while not request.Test():
+                for started in list(self.started):
+                    started.move_on()
 
     def allgather(self, obj: Any) -> list[Any]:
         parts = self._together(pickle.dumps(obj), lambda parts: [parts[rank] for rank in range(self.size)], "allgather")
@@ -200,7 +212,8 @@ class VirtualComm:
         self.Recv(recvbuf, source, recvtag)
 
     def Probe(self, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Envelope:
-        self.block(lambda: self._arrival(source, tag), f"any message from {source} under tag {tag}")
+        with booked(self, "waiting"):
+            self.block(lambda: self._arrival(source, tag), f"any message from {source} under tag {tag}")
         mail = self._find(source, tag)
         assert mail is not None  # block() returned
         return Envelope(mail.source, mail.tag)
@@ -217,8 +230,9 @@ class VirtualComm:
 
     def Split(self, color: int, key: int = 0) -> VirtualComm:
         self._children += 1
-        everyone = enumerate(self.allgather((color, key)))
-        order = sorted((its_key, rank) for rank, (its_color, its_key) in everyone if its_color == color)
+        with booked(self, "waiting"):
+            parts = self._gathered((color, key), dict, "a split")
+        order = sorted((its_key, rank) for rank, (its_color, its_key) in parts.items() if its_color == color)
         ranks = [rank for _, rank in order]
         members = [self._members[rank] for rank in ranks]
         return VirtualComm(self._world, ranks.index(self.rank), members, self.wire, (*self._context, self._children, color))
@@ -235,7 +249,8 @@ class VirtualComm:
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._kept or getattr(self._kept[key], "freed", False):
-            self._kept[key] = make()
+            with booked(self, "waiting"):  # simulated time passes in its messages only
+                self._kept[key] = make()
         return self._kept[key]
 
     def progress(self) -> None:
@@ -275,7 +290,7 @@ class VirtualComm:
 
     def exchanged(self, mine: np.ndarray) -> list[np.ndarray]:
         """Every rank's array itself, no copy of it."""
-        parts = self._together(mine, dict, "an exchange of memory")
+        parts = self._gathered(mine, dict, "an exchange of memory")
         return [parts[rank] for rank in range(self.size)]
 
     def _inbox(self) -> list[_Mail]:
@@ -324,6 +339,14 @@ class VirtualComm:
         return gathering
 
     def _together(self, mine: Any, combine: Callable[[dict[int, Any]], Any], what: str, nbytes: int = 0) -> Any:
+        """A collective call that waits."""
+        entered = self.now()
+        outcome = self._gathered(mine, combine, what, nbytes)
+        self.meter.synchronised(entered, entered, self.now())
+        return outcome
+
+    def _gathered(self, mine: Any, combine: Callable[[dict[int, Any]], Any], what: str, nbytes: int = 0) -> Any:
+        """The same; its seconds are the caller's."""
         gathering = self._bring(mine, combine, what, nbytes)
         self.block(lambda: gathering.since, what)
         return gathering.outcome
@@ -348,24 +371,23 @@ class VirtualRequest:
     """A started operation of a virtual rank; ``since()`` is the moment from which it is complete, None if nobody knows yet."""
 
     def __init__(self, comm: VirtualComm, since: Callable[[], float | None], what: str,
-                 deliver: Callable[[], None] | None = None):
-        self._comm, self._since, self._what, self._deliver = comm, since, what, deliver
-        self._done = False
+                 deliver: Callable[[], None] | None = None, collective: bool = False):
+        self._comm, self._since, self._what, self._deliver, self._collective = comm, since, what, deliver, collective
+        self._began, self._done = comm.now(), False
         self._asked, self._events = 0, 0
 
     def Wait(self) -> None:
         if not self._done:
             entered = self._comm.now()
             self._comm.block(self._since, self._what)
-            self._comm.meter.waiting += self._comm.now() - entered
-            self._finish()
+            self._finish(entered)
 
     def Test(self) -> bool:
         if not self._done:
             self._comm.block(self._since, "its next turn", asks=True)
             since = self._since()
             if since is not None and since <= self._comm.clock:
-                self._finish()
+                self._finish(self._comm.now())
             else:
                 self._be_patient()
         return self._done
@@ -378,10 +400,14 @@ class VirtualRequest:
         if self._asked > MOST_ASKED:
             raise CommError(f"virtual ranks are deadlocked: rank {self._comm.rank} waits for {self._what}, which no rank sends")
 
-    def _finish(self) -> None:
+    def _finish(self, entered: float) -> None:
         if self._deliver is not None:
             self._deliver()
-        self._done = True
+        self._done, left = True, self._comm.now()
+        if self._collective:
+            self._comm.meter.synchronised(self._began, entered, left)
+        else:
+            self._comm.meter.waiting += left - entered
 
 
 def _reduce(parts: dict[int, np.ndarray], op: Op) -> np.ndarray:
