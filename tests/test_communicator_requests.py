@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mpiddl.communicator import Communicator
+from mpiddl.communicator.request import CollectiveRequest
+from mpiddl.transport.mpi import MpiComm
 from mpiddl.transport.start import load_mpi
 
 pytestmark = pytest.mark.mpi
@@ -54,6 +57,20 @@ def test_a_list_may_hold_null_requests(comm, forced, way, others):
             getattr(MPI.Request, way)(requests)
     assert all((total == comm.size * (comm.size + 1) / 2).all() for total in totals)
     assert all(request == MPI.REQUEST_NULL for request in requests)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_long_requests_are_ours_between_nodes_only(comm, monkeypatch, nodes):
+    """In one node a rank that waits for a list of them in the library keeps the core that our thread needs."""
+    monkeypatch.setattr(MpiComm, "nodes", lambda link: [min(rank, nodes - 1) for rank in range(link.size)])
+    MPI, one, x = load_mpi(), Communicator(comm.Dup()), np.full(1 << 17, comm.rank + 1.0)
+    total, short, cast = np.zeros(1 << 17), np.zeros(30_000), np.zeros(1 << 17)
+    requests = [one.Iallreduce(x, total), one.Iallreduce(x[:30_000], short), one.Ibcast(cast)]
+    assert [isinstance(request, CollectiveRequest) for request in requests] == [nodes > 1, False, nodes > 1]
+    MPI.Request.Waitall(requests)
+    assert (total == comm.size * (comm.size + 1) / 2).all()
+    one.Free()
 
 
 @pytest.mark.mpi(min_size=2)

@@ -14,14 +14,14 @@ import numpy as np
 from mpi4py import MPI
 
 METHODS = {"Allreduce": "allreduce", "Reduce": "reduce", "Bcast": "bcast", "Allgather": "allgather",
-           "Reduce_scatter_block": "reduce_scatter", "Barrier": "barrier"}  # fmt: skip
+           "Reduce_scatter_block": "reduce_scatter", "Barrier": "barrier", "Iallreduce": "iallreduce", "Ibcast": "ibcast"}  # fmt: skip
 """That are taken over, and what they are called in a table."""
 
 
 def take(comm: Any, taken_over: type, floors: Mapping[str, float]) -> None:
     """Bind what ``floors`` (bytes below which a call is the library's) leave to the library; a method that a program's own
     class, or the communicator itself, has in the place of that of ``taken_over`` stays."""
-    bound: dict[str, Callable[..., None]] = {}
+    bound: dict[str, Callable[..., Any]] = {}
     for name, call in METHODS.items():
         if name in vars(comm) or getattr(type(comm), name) is not getattr(taken_over, name):
             continue
