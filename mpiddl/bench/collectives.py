@@ -1,9 +1,13 @@
 """Our collectives against the MPI library's on the same buffers, in turns within one run.
 
-Every call of every contender sees the same arrays; a contender's results are checked against the library's first. A row holds,
-beside what every bench's rows hold: ``p10`` and ``p90`` of our seconds, ``sent_bytes`` (payload of the rank that sends most, by
-our own counter), ``link_bytes`` (of the busiest host, by its links' counters, headers included; across nodes only),
-``limit_seconds`` and ``of_limit`` (limit over our seconds: 1 is as fast as memory or wire allow).
+Every call of every contender sees the same arrays; a contender's results are checked against the library's first. Inputs are
+written again before each call, and a row's ``seconds`` end when every rank has summed its result (`mpiddl.bench.turns`). The
+library also takes part in other settings than its defaults (`mpiddl.bench.rivals`).
+
+A row holds, beside what every bench's rows hold: ``p10`` and ``p90`` of our seconds, ``call_seconds`` (without the summing),
+``best_library`` (the fastest setting) and ``best_library_ratio`` (its seconds over ours), ``sent_bytes`` (payload of the rank
+that sends most, by our own counter), ``link_bytes`` (of the busiest host, by its links' counters, headers included; across
+nodes only), ``limit_seconds`` and ``of_limit`` (limit over our ``call_seconds``: 1 is as fast as memory or wire allow).
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.bench.limits import HEADERS, free_memory, memory_limit, wire_limit
+from mpiddl.bench.rivals import rivals
 from mpiddl.bench.turns import Contender, quantiles, take_turns
 from mpiddl.collectives import TwoStep, calls
 from mpiddl.collectives.base import block_bounds, flat
@@ -27,6 +32,11 @@ from mpiddl.transport.mpi import connect, failing_together
 SIZES = (16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20)
 COPIES = 8  # arrays of a rank at most: inputs, results, those of the limit, the library's own
 LIBRARY, LIMIT = "library", "limit"
+CALLED = {"allreduce": "allreduce", "bcast": "bcast", "allgather": "allgatherv", "reduce-scatter": "reduce_scatter"}
+"""By our names, what the library is called with."""
+
+Libraries = dict[str, Any]
+"""mpi4py's communicators by contender: the library as it comes, and in other settings."""
 
 
 def run(name: str, env: Any, sizes: Sequence[int] = SIZES, dtype: str = "float32", seconds: float = 4.0,
@@ -54,7 +64,9 @@ def run(name: str, env: Any, sizes: Sequence[int] = SIZES, dtype: str = "float32
     link = connect(env=env)
     with failing_together(link):
         check_memory(link, max(sizes))
-        rows = [row for size in sizes for row in _case(link, name, size, kind, seconds, bits)]
+        with rivals(link, CALLED[name]) as settings:
+            libraries = {LIBRARY: link.raw} | {f"{LIBRARY}, {setting}": raw for setting, raw in settings.items()}
+            rows = [row for size in sizes for row in _case(link, name, size, kind, seconds, bits, libraries)]
     rank = link.rank
     link.Free()
     return [] if rank else rows
@@ -80,17 +92,18 @@ def check_memory(comm: Any, size: int) -> None:
         )
 
 
-def _case(comm: Any, name: str, size: int, dtype: np.dtype, seconds: float, rate: float | None) -> Iterator[dict[str, Any]]:
+def _case(comm: Any, name: str, size: int, dtype: np.dtype, seconds: float, rate: float | None,
+          libraries: Libraries) -> Iterator[dict[str, Any]]:
     n = max(1, size // dtype.itemsize)
     source = np.random.default_rng(comm.rank).integers(1, 5, n).astype(dtype)
     plans: list[TwoStep] = []
     contenders = {"allreduce": _allreduce, "bcast": _bcast, "allgather": _allgather,
-                  "reduce-scatter": _reduce_scatter}[name](comm, source, plans)
+                  "reduce-scatter": _reduce_scatter}[name](comm, source, plans, libraries)
     near, given = neighbours(comm), None
     if comm.size > 1:
         limit, given = _limit(near, name, n, dtype, rate)
         if limit:
-            contenders[LIMIT] = Contender(limit)
+            contenders[LIMIT] = limit
     take_turns(comm, contenders, seconds)
     for plan in plans:
         plan.Free()
@@ -98,7 +111,7 @@ def _case(comm: Any, name: str, size: int, dtype: np.dtype, seconds: float, rate
                      len(near.topology.nodes) > 1)
 
 
-def _limit(near: Any, name: str, n: int, dtype: np.dtype, rate: float | None) -> tuple[Callable[[], None] | None, float | None]:
+def _limit(near: Any, name: str, n: int, dtype: np.dtype, rate: float | None) -> tuple[Contender | None, float | None]:
     """The operation that is the limit, or its seconds where the rate is given."""
     nodes = len(near.topology.nodes)
     if nodes == 1:
@@ -108,33 +121,38 @@ def _limit(near: Any, name: str, n: int, dtype: np.dtype, rate: float | None) ->
     return (None, nbytes * 8 * HEADERS / rate) if rate else (wire_limit(near, nbytes), None)
 
 
-def _allreduce(comm: Any, source: np.ndarray, plans: list[TwoStep]) -> dict[str, Contender]:
+def _allreduce(comm: Any, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
     plan = TwoStep(comm, source.size, source.dtype)
     plans.append(plan)
     plan.input[:] = source
     result = np.zeros_like(source)
-    found = {LIBRARY: Contender(lambda: comm.raw.Allreduce(plan.input, result))}
-    found["two-step, in place"] = _ours(comm, plan)
+    inputs, read = (source, plan.input), result.sum
+    found = {name: Contender(partial(raw.Allreduce, plan.input, result), read=read) for name, raw in libraries.items()}
+    found["two-step, in place"] = _ours(comm, plan, read=plan.result.sum)
     if len(neighbours(comm).topology.nodes) > 1:
         leader = TwoStep(comm, source.size, source.dtype, leader=True)
         plans.append(leader)
         leader.input[:] = source
-        found["leader, in place"] = _ours(comm, leader)
+        inputs = (*inputs, leader.input)
+        found["leader, in place"] = _ours(comm, leader, read=leader.result.sum)
     unfit = {"read": not readable(comm), "doubling": source.nbytes > 1 << 20}
     for algorithm in (name for name in ("read", "two-step", "ring", "doubling") if not unfit.get(name)):
-        found[algorithm] = _ours(comm, partial(calls.allreduce, comm, source, result, algorithm=algorithm))
+        found[algorithm] = _ours(comm, partial(calls.allreduce, comm, source, result, algorithm=algorithm), read=read)
     comm.raw.Allreduce(source, result)
     wanted = result.copy()
     for name, contender in found.items():
         result[:] = 0
         contender.call()
         _check(comm, name, plan.result if "in place" in name else result, wanted)
+    for name, contender in found.items():
+        own = inputs[-1] if "leader" in name else inputs[1] if "in place" in name or name in libraries else source
+        contender.write = partial(own.fill, 1)
     return found
 
 
-def _bcast(comm: Any, source: np.ndarray, plans: list[TwoStep]) -> dict[str, Contender]:
+def _bcast(comm: Any, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
     buf = source.copy()
-    found = {LIBRARY: Contender(lambda: comm.raw.Bcast(buf, 0))}
+    found = {name: Contender(partial(raw.Bcast, buf, 0)) for name, raw in libraries.items()}
     for algorithm in calls.BROADCAST:
         found[algorithm] = _ours(comm, partial(calls.broadcast, comm, buf, 0, algorithm=algorithm))
     wanted = comm.bcast(source, 0)
@@ -142,28 +160,30 @@ def _bcast(comm: Any, source: np.ndarray, plans: list[TwoStep]) -> dict[str, Con
         buf[:] = source
         contender.call()
         _check(comm, name, buf, wanted)
+        contender.write, contender.read = partial(buf[: buf.size * (comm.rank == 0)].fill, 1), buf.sum
     return found
 
 
-def _allgather(comm: Any, source: np.ndarray, plans: list[TwoStep]) -> dict[str, Contender]:
+def _allgather(comm: Any, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
     begin, end = block_bounds(source.size, comm.size, comm.rank)
     wanted, result = comm.bcast(source, 0), np.zeros_like(source)
     block = wanted[begin:end].copy()
     counts = [last - first for first, last in (block_bounds(source.size, comm.size, rank) for rank in range(comm.size))]
-    found = {LIBRARY: Contender(lambda: comm.raw.Allgatherv(block, (result, counts))),
-             "ring": _ours(comm, lambda: calls.allgather(comm, block, result))}
+    found = {name: Contender(partial(raw.Allgatherv, block, (result, counts))) for name, raw in libraries.items()}
+    found["ring"] = _ours(comm, lambda: calls.allgather(comm, block, result))
     for name, contender in found.items():
         result[:] = 0
         contender.call()
         _check(comm, name, result, wanted)
+        contender.write, contender.read = partial(block.fill, 1), result.sum
     return found
 
 
-def _reduce_scatter(comm: Any, source: np.ndarray, plans: list[TwoStep]) -> dict[str, Contender]:
+def _reduce_scatter(comm: Any, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
     begin, end = block_bounds(source.size, comm.size, comm.rank)
     result, whole = np.zeros(end - begin, source.dtype), np.zeros_like(source)
     counts = [last - first for first, last in (block_bounds(source.size, comm.size, rank) for rank in range(comm.size))]
-    found = {LIBRARY: Contender(lambda: comm.raw.Reduce_scatter(source, result, counts))}
+    found = {name: Contender(partial(raw.Reduce_scatter, source, result, counts)) for name, raw in libraries.items()}
     for algorithm in ("read", "ring") if readable(comm) else ("ring",):
         found[algorithm] = _ours(comm, partial(calls.reduce_scatter, comm, source, result, algorithm=algorithm))
     comm.raw.Allreduce(source, whole)
@@ -171,11 +191,13 @@ def _reduce_scatter(comm: Any, source: np.ndarray, plans: list[TwoStep]) -> dict
         result[:] = 0
         contender.call()
         _check(comm, name, result, whole[begin:end])
+    for contender in found.values():
+        contender.write, contender.read = partial(source.fill, 1), result.sum
     return found
 
 
-def _ours(comm: Any, call: Callable[[], Any]) -> Contender:
-    return Contender(call, lambda: comm.meter.bytes)
+def _ours(comm: Any, call: Callable[[], Any], **reading: Callable[[], Any]) -> Contender:
+    return Contender(call, lambda: comm.meter.bytes, **reading)
 
 
 def _check(comm: Any, name: str, found: np.ndarray, wanted: np.ndarray) -> None:
@@ -187,19 +209,29 @@ def _check(comm: Any, name: str, found: np.ndarray, wanted: np.ndarray) -> None:
 def _rows(case: str, contenders: dict[str, Contender], size: int, given: float | None,
           across: bool) -> Iterator[dict[str, Any]]:
     library = quantiles(contenders[LIBRARY].seconds)
-    limit = quantiles(contenders[LIMIT].seconds)[1] if LIMIT in contenders else given
+    limit = quantiles(contenders[LIMIT].call_seconds)[1] if LIMIT in contenders else given
+    best, best_seconds = best_library(contenders)
     for name, contender in contenders.items():
         if name == LIMIT:
             continue
         low, median, high = quantiles(contender.seconds)
+        called = quantiles(contender.call_seconds)[1]
         yield {
             "case": case, "contender": name, "baseline": LIBRARY, "size_bytes": size,
             "seconds": median, "baseline_seconds": library[1], "ratio": library[1] / median,
             "p10": low, "p90": high, "baseline_p10": library[0], "baseline_p90": library[2],
-            "sent_bytes": contender.sent_bytes if name != LIBRARY else None,
+            "call_seconds": called, "best_library": best, "best_library_ratio": best_seconds / median,
+            "sent_bytes": None if name.startswith(LIBRARY) else contender.sent_bytes,
             "link_bytes": contender.link_bytes if across else None,
-            "limit_seconds": limit, "of_limit": limit / median if limit else None,
+            "limit_seconds": limit, "of_limit": limit / called if limit else None,
         }
+
+
+def best_library(contenders: dict[str, Contender]) -> tuple[str, float]:
+    """The fastest setting of the library, and its seconds."""
+    medians = {name: quantiles(each.seconds)[1] for name, each in contenders.items() if name.startswith(LIBRARY)}
+    best = min(medians, key=lambda name: medians[name])
+    return best, medians[best]
 
 
 def size_text(size: int) -> str:

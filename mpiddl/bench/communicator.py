@@ -1,20 +1,27 @@
 """`mpiddl.Communicator` against the bare library and against each algorithm taken by force, in turns on the same arrays.
 
 The same calls make the table of ``mpiddl tune``: what is measured there is what programs get, mpi4py's and our own Python
-included. A row holds, beside what every bench's rows hold: ``p10`` and ``p90`` of our seconds, ``chosen``, ``best`` (the
-fastest of all contenders but the communicator), ``best_seconds``, ``of_best`` (these over ours), ``slower_us`` (microseconds
-than the library).
+included. Inputs are written again before each call, and the seconds end when every rank that has a result has summed it
+(`mpiddl.bench.turns`). The library also takes part in other settings than its defaults (`mpiddl.bench.rivals`).
+
+A row holds, beside what every bench's rows hold: ``p10`` and ``p90`` of our seconds, ``call_seconds`` (without the summing),
+``chosen``, ``best`` (the fastest of all contenders but the communicator), ``best_seconds``, ``of_best`` (these over ours),
+``slower_us`` (microseconds than the library), ``best_library`` (the fastest setting) and ``best_library_ratio`` (its seconds
+over ours).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from mpiddl.bench.collectives import check_memory, size_text
+from mpiddl.bench.collectives import best_library, check_memory, size_text
+from mpiddl.bench.rivals import rivals
 from mpiddl.bench.turns import Contender, quantiles, take_turns
 from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError
@@ -32,7 +39,8 @@ OURS = "Communicator"
 LONG_ROUNDS = 1 << 20
 """Bytes from which on what takes whole arrays ceil(log2 P) times has lost."""
 
-Calls = dict[str, Callable[[], Any]]
+CALLED = {"reduce_scatter": "reduce_scatter_block"}
+"""By a table's names, what the library is called with; elsewhere the same."""
 
 
 def run(env: Any, calls: Sequence[str], sizes: Sequence[int] = SIZES, seconds: float = 2.0,
@@ -60,8 +68,7 @@ def run(env: Any, calls: Sequence[str], sizes: Sequence[int] = SIZES, seconds: f
         from mpiddl.communicator import Communicator
 
         comm = Communicator(link.raw, table)
-        rows = [row for call in calls for size in _sizes(call, sizes)
-                for row in _case(link, comm, call, size, seconds)]
+        rows = [row for call in calls for row in _rows(link, comm, call, sizes, seconds)]
     rank = link.rank
     link.Free()
     return [] if rank else rows
@@ -123,7 +130,7 @@ def _sizes(call: str, sizes: Sequence[int]) -> tuple[int, ...]:
 def _entry(link: Any, place: Any, call: str, sizes: tuple[int, ...], seconds: float) -> Entry:
     found: dict[str, list[float]] = {}
     for size in sizes:
-        contenders = {name: Contender(call_) for name, call_ in _forced(link, _Arrays(link, call, size)).items()}
+        contenders = _forced(link, _Arrays(link, call, size))
         take_turns(link, contenders, seconds)
         for name, contender in contenders.items():
             found.setdefault(name, []).append(quantiles(contender.seconds)[1])
@@ -131,25 +138,34 @@ def _entry(link: Any, place: Any, call: str, sizes: tuple[int, ...], seconds: fl
     return link.bcast(Entry(place, call, sizes, complete))
 
 
-def _case(link: Any, comm: Any, call: str, size: int, seconds: float) -> Iterator[dict[str, Any]]:
+def _rows(link: Any, comm: Any, call: str, sizes: Sequence[int], seconds: float) -> Iterator[dict[str, Any]]:
+    with rivals(link, CALLED.get(call, call)) as settings:
+        for size in _sizes(call, sizes):
+            yield _row(link, comm, call, size, seconds, settings)
+
+
+def _row(link: Any, comm: Any, call: str, size: int, seconds: float, settings: dict[str, Any]) -> dict[str, Any]:
     arrays = _Arrays(link, call, size)
-    contenders = {OURS: Contender(arrays.call(comm))}
-    contenders |= {name: Contender(call_) for name, call_ in _forced(link, arrays, size < LONG_ROUNDS).items()}
+    contenders = {OURS: arrays.contender(comm), **_forced(link, arrays, size < LONG_ROUNDS, settings)}
     take_turns(link, contenders, seconds)
     medians = {name: quantiles(contender.seconds) for name, contender in contenders.items()}
     best = min((name for name in medians if name != OURS), key=lambda name: medians[name][1])
     low, median, high = medians[OURS]
-    yield {
+    library, library_seconds = best_library(contenders)
+    return {
         "case": f"{call} {size_text(size)}, {neighbours(link).topology}", "contender": OURS, "baseline": LIBRARY,
         "size_bytes": size,
         "seconds": median, "baseline_seconds": medians[LIBRARY][1], "ratio": medians[LIBRARY][1] / median,
         "p10": low, "p90": high, "chosen": comm.why(call, size).algorithm, "best": best, "best_seconds": medians[best][1],
         "of_best": medians[best][1] / median, "slower_us": 1e6 * (median - medians[LIBRARY][1]),
+        "call_seconds": quantiles(contenders[OURS].call_seconds)[1], "best_library": library,
+        "best_library_ratio": library_seconds / median,
     }
 
 
-def _forced(link: Any, arrays: _Arrays, all_of_them: bool = True) -> Calls:
-    """The call by the library and by each algorithm, results checked against the library's."""
+def _forced(link: Any, arrays: _Arrays, all_of_them: bool = True,
+            settings: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Contender]:
+    """The call by the library, also in other ``settings``, and by each algorithm, results checked against the library's."""
     from mpiddl.communicator.kinds import always
 
     topology = neighbours(link).topology
@@ -157,10 +173,11 @@ def _forced(link: Any, arrays: _Arrays, all_of_them: bool = True) -> Calls:
              if all_of_them or name not in ("doubling", "binomial")]
     if topology.size == 1:
         names = [LIBRARY]
-    made = {name: arrays.call(link.raw if name == LIBRARY else always(link, name)) for name in names}
-    wanted = arrays.given_by(made[LIBRARY])
-    for name, call in made.items():
-        if not all(link.allgather(bool(np.array_equal(arrays.given_by(call), wanted)))):
+    made = {name: arrays.contender(link.raw if name == LIBRARY else always(link, name)) for name in names}
+    made |= {f"{LIBRARY}, {setting}": arrays.contender(raw) for setting, raw in settings.items()}
+    wanted = arrays.given_by(made[LIBRARY].call)
+    for name, contender in made.items():
+        if not all(link.allgather(bool(np.array_equal(arrays.given_by(contender.call), wanted)))):
             raise MpiddlError(f"bench: the result of {arrays.name} with algorithm {name} is wrong, so nothing was measured")
     return made
 
@@ -176,21 +193,29 @@ class _Arrays:
         self.result, self.part = np.zeros_like(self.source), np.zeros(n // ranks, np.float32)
         self.block = self.source[: n // ranks].copy()
 
-    def call(self, comm: Any) -> Callable[[], Any]:
-        """One call on ``comm``; returns what it gave."""
-        source, result, part, block = self.source, self.result, self.part, self.block
-        sent = source if self.rank == 0 else result
+        root, nothing = self.rank == 0, self.source[:0]
+        sent = self.source if root else self.result
+        self.sent, (self._written, self._given) = sent, {
+            "allreduce": (self.source, self.result), "reduce": (self.source, self.result if root else nothing),
+            "bcast": (sent if root else nothing, sent), "allgather": (self.block, self.result),
+            "reduce_scatter": (self.source, self.part), "barrier": (nothing, nothing),
+        }[name]  # fmt: skip
+
+    def contender(self, comm: Any) -> Contender:
+        """One call on ``comm``: the inputs of this rank are written before it, and its result is read after it."""
+        source, result, part, block, sent = self.source, self.result, self.part, self.block, self.sent
         ways: dict[str, Callable[[], Any]] = {
-            "allreduce": lambda: (comm.Allreduce(source, result), result)[1],
-            "reduce": lambda: (comm.Reduce(source, result, root=0), result)[1],
-            "bcast": lambda: (comm.Bcast(sent, root=0), sent)[1],
-            "allgather": lambda: (comm.Allgather(block, result), result)[1],
-            "reduce_scatter": lambda: (comm.Reduce_scatter_block(source, part), part)[1],
+            "allreduce": lambda: comm.Allreduce(source, result),
+            "reduce": lambda: comm.Reduce(source, result, root=0),
+            "bcast": lambda: comm.Bcast(sent, root=0),
+            "allgather": lambda: comm.Allgather(block, result),
+            "reduce_scatter": lambda: comm.Reduce_scatter_block(source, part),
             "barrier": comm.Barrier,
         }
-        return ways[self.name]
+        return Contender(ways[self.name], write=partial(self._written.fill, 1), read=self._given.sum)
 
     def given_by(self, call: Callable[[], Any]) -> Any:
         """A copy of what a call gives, into arrays that hold nothing of the one before."""
         self.result[:], self.part[:] = 0, 0
-        return np.copy(call())
+        call()
+        return self._given.copy()

@@ -127,13 +127,15 @@ def draw(path: Path, title: str, rows: Rows) -> None:
 def _heading(name: str) -> str:
     if name in PERCENTILES:
         return f"{name} ms"
+    if name.endswith("_seconds"):
+        return name.replace("_seconds", " ms").replace("_", " ")
     return name.replace("_bytes", " MB").replace("_", " ")
 
 
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
-    if name in PERCENTILES:
+    if name in PERCENTILES or name.endswith("_seconds"):
         return f"{value * 1e3:.3f}"
     if name.endswith("_bytes"):
         return f"{value / 1e6:.3f}"

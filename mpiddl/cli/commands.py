@@ -13,7 +13,20 @@ from typing import Any
 
 import click
 
-from mpiddl.cli import collectives, compare, decomposition, delayed, gossip, overlap, server, staleness, start, testbed, tuning
+from mpiddl.cli import (
+    collectives,
+    compare,
+    decomposition,
+    delayed,
+    gossip,
+    nonblocking,
+    overlap,
+    server,
+    staleness,
+    start,
+    testbed,
+    tuning,
+)
 from mpiddl.cli.files import json_option
 from mpiddl.cli.flags import in_flags
 from mpiddl.cli.grouped import GroupedCommand, GroupedOption
@@ -196,6 +209,7 @@ def bench() -> None:
 
 
 collectives.add_to(bench)
+bench.add_command(nonblocking.iallreduce)
 bench.add_command(overlap.overlap)
 bench.add_command(delayed.delayed)
 bench.add_command(gossip.gossip)

@@ -14,7 +14,8 @@ import numpy as np
 from mpi4py import MPI
 
 METHODS = {"Allreduce": "allreduce", "Reduce": "reduce", "Bcast": "bcast", "Allgather": "allgather",
-           "Reduce_scatter_block": "reduce_scatter", "Barrier": "barrier", "Iallreduce": "iallreduce", "Ibcast": "ibcast"}  # fmt: skip
+           "Reduce_scatter_block": "reduce_scatter", "Barrier": "barrier", "Iallreduce": "iallreduce",
+           "Ibcast": "ibcast"}  # fmt: skip
 """That are taken over, and what they are called in a table."""
 
 

@@ -213,8 +213,8 @@ def raise_held(comm: Any) -> None:
         raise error
 
 
-BYTES_BASIS = ("own messages; library collectives by formula, allreduce 2(P-1)/P V, broadcast (P-1)/P V a rank; pickled objects are "
-               "not counted")
+BYTES_BASIS = ("own messages; library collectives by formula, allreduce 2(P-1)/P V, broadcast (P-1)/P V a rank; pickled "
+               "objects are not counted")
 
 
 def allreduce_bytes(size: int, nbytes: int) -> int:
