@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 from harness.tiers import only
+
+from mpiddl.bench.rivals import rivals
+from mpiddl.bench.turns import LEAST, Contender, take_turns
+from mpiddl.transport.start import load_mpi
 
 WANTED = {"case", "contender", "baseline", "seconds", "baseline_seconds", "ratio", "size_bytes", "p10", "p90", "sent_bytes"}
 OURS = {
@@ -27,16 +32,66 @@ def test_rows_of_every_contender(mpirun, tmp_path, name):
     found = json.loads(out.read_text())
     assert found["environment"]["cores"] >= 1 and (not plot or picture.stat().st_size > 1000)
     rows = found["rows"]
-    assert {row["contender"] for row in rows} - {"read"} == OURS[name] | {"library"}
+    settings = {row["contender"] for row in rows if row["contender"].startswith("library, ")}
+    assert {row["contender"] for row in rows} - {"read"} - settings == OURS[name] | {"library"}
+    assert settings >= {"library, ^han", "library, sm"} or not load_mpi().Get_library_version().startswith("Open MPI")
+    assert name != "allreduce" or not settings or "library, tuned recursive_doubling" in settings
     assert sorted({row["size_bytes"] for row in rows}) == [20, 4096]
     for row in rows:
         assert set(row) >= WANTED and row["baseline"] == "library" and isinstance(row["size_bytes"], int)
         assert row["ratio"] == pytest.approx(row["baseline_seconds"] / row["seconds"])
-        assert row["p10"] <= row["seconds"] <= row["p90"]
+        assert row["p10"] <= row["seconds"] <= row["p90"] and 0 < row["call_seconds"] < row["p90"]
+        library = min(other["seconds"] for other in rows if other["size_bytes"] == row["size_bytes"]
+                      and other["contender"].startswith("library"))
+        assert row["best_ratio"] == pytest.approx(library / row["seconds"])
+        assert row["best_library"] in settings | {"library"}
     sent = {row["contender"]: row["sent_bytes"] for row in rows if row["size_bytes"] == 4096}
     least = {"allreduce": 4096, "bcast": 4096, "allgather": 2048, "reduce-scatter": 2048}[name]
     assert all(sent[way] == least for way in OURS[name] - {"two-step, in place", "two-step", "scatter"})
     assert sent.get("two-step, in place", 0) == 0
+
+
+def test_each_call_has_new_inputs_and_its_result_is_read(link, monkeypatch):
+    """By a clock of which writing takes 100, a call 1 and reading 10."""
+    clock, seen = [0.0], []
+
+    def takes(seconds):
+        clock[0] += seconds
+        seen.append(seconds)
+
+    monkeypatch.setattr("mpiddl.bench.turns.now", lambda: clock[0])
+    contender = Contender(lambda: takes(1), write=lambda: takes(100), read=lambda: takes(10))
+    take_turns(link, {"one": contender}, 0.0)
+    assert seen[:2] == [100, 1] and seen[2:] == [100, 1, 10] * ((len(seen) - 2) // 3)
+    assert set(contender.seconds) == {11.0} and set(contender.call_seconds) == {1.0}
+    assert len(contender.seconds) == len(contender.call_seconds) >= LEAST
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("call", ["allreduce", "bcast"])
+def test_every_setting_of_the_library_gives_the_same(link, call):
+    x = np.full(1000, link.rank + 1.0)
+    with rivals(link, call) as settings:
+        assert bool(settings) == link.library().startswith("Open MPI")
+        assert not settings or {"^han", "sm", "tuned chain" if call == "bcast" else "tuned ring"} <= set(settings)
+        for comm in settings.values():
+            total, sent = np.zeros(1000), x.copy()
+            comm.Allreduce(x, total)
+            comm.Bcast(sent, 1)
+            assert (total == link.size * (link.size + 1) / 2).all() and (sent == 2).all()
+
+
+@pytest.mark.no_mpi
+def test_requests_against_the_librarys(mpirun, tmp_path):
+    out = tmp_path / "rows.json"
+    flags = ("--sizes", "4KiB", "--requests", "1,3", "--seconds", "0.02", "--json", out)
+    done = mpirun(2, "mpiddl", "bench", "iallreduce", *flags)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["contender"] for row in rows] == ["library", "Communicator", "thread"] * 4
+    assert [row["requests"] for row in rows] == [1] * 6 + [3] * 6
+    assert [row["computing"] > 0 for row in rows] == ([False] * 3 + [True] * 3) * 2
+    assert all(row["ratio"] == pytest.approx(row["baseline_seconds"] / row["seconds"]) for row in rows)
 
 
 def test_alone_there_is_nothing_to_send(command):

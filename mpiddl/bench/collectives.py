@@ -5,7 +5,7 @@ written again before each call, and a row's ``seconds`` end when every rank has 
 library also takes part in other settings than its defaults (`mpiddl.bench.rivals`).
 
 A row holds, beside what every bench's rows hold: ``p10`` and ``p90`` of our seconds, ``call_seconds`` (without the summing),
-``best_library`` (the fastest setting) and ``best_library_ratio`` (its seconds over ours), ``sent_bytes`` (payload of the rank
+``best_library`` (the fastest setting) and ``best_ratio`` (its seconds over ours), ``sent_bytes`` (payload of the rank
 that sends most, by our own counter), ``link_bytes`` (of the busiest host, by its links' counters, headers included; across
 nodes only), ``limit_seconds`` and ``of_limit`` (limit over our ``call_seconds``: 1 is as fast as memory or wire allow).
 """
@@ -220,7 +220,7 @@ def _rows(case: str, contenders: dict[str, Contender], size: int, given: float |
             "case": case, "contender": name, "baseline": LIBRARY, "size_bytes": size,
             "seconds": median, "baseline_seconds": library[1], "ratio": library[1] / median,
             "p10": low, "p90": high, "baseline_p10": library[0], "baseline_p90": library[2],
-            "call_seconds": called, "best_library": best, "best_library_ratio": best_seconds / median,
+            "call_seconds": called, "best_library": best, "best_ratio": best_seconds / median,
             "sent_bytes": None if name.startswith(LIBRARY) else contender.sent_bytes,
             "link_bytes": contender.link_bytes if across else None,
             "limit_seconds": limit, "of_limit": limit / called if limit else None,

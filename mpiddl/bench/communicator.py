@@ -6,7 +6,7 @@ included. Inputs are written again before each call, and the seconds end when ev
 
 A row holds, beside what every bench's rows hold: ``p10`` and ``p90`` of our seconds, ``call_seconds`` (without the summing),
 ``chosen``, ``best`` (the fastest of all contenders but the communicator), ``best_seconds``, ``of_best`` (these over ours),
-``slower_us`` (microseconds than the library), ``best_library`` (the fastest setting) and ``best_library_ratio`` (its seconds
+``slower_us`` (microseconds than the library), ``best_library`` (the fastest setting) and ``best_ratio`` (its seconds
 over ours).
 """
 
@@ -159,7 +159,7 @@ def _row(link: Any, comm: Any, call: str, size: int, seconds: float, settings: d
         "p10": low, "p90": high, "chosen": comm.why(call, size).algorithm, "best": best, "best_seconds": medians[best][1],
         "of_best": medians[best][1] / median, "slower_us": 1e6 * (median - medians[LIBRARY][1]),
         "call_seconds": quantiles(contenders[OURS].call_seconds)[1], "best_library": library,
-        "best_library_ratio": library_seconds / median,
+        "best_ratio": library_seconds / median,
     }
 
 

@@ -25,7 +25,7 @@ EPILOG = """
 \b
 The inputs are written again before each call, outside the clock. "ms" is the median time until every rank has summed its
 result, "call ms" the time of the call alone. "ratio" is "ms" of the MPI library divided by "ms" of the row. Open MPI is also
-measured without its component han, with its component sm, and with each algorithm of its component tuned: "best library
+measured without its component han, with its component sm, and with each algorithm of its component tuned: "best
 ratio" compares with the fastest of these. The table shows the fastest one, the file of --json all of them. "of limit"
 compares "call ms" with the limit, measured in the same run: on one node the memory bandwidth (all ranks compute c = a + b,
 or copy b = a), between nodes the links (each node sends and receives the bytes that must cross). 1 is the limit. "in place"
@@ -65,7 +65,7 @@ def _command(name: str, text: str) -> click.Command:
         if rows:
             some = [row for row in rows if row["contender"] in ("library", row["best_library"])
                     or not row["contender"].startswith("library")]
-            show(name, some, ("call_seconds", "best_library_ratio", "of_limit", "sent_bytes", "link_bytes"))
+            show(name, some, ("call_seconds", "best_ratio", "of_limit", "sent_bytes", "link_bytes"))
         keep(os.environ, name, rows, path, plot)
 
     return command

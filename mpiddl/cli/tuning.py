@@ -73,7 +73,7 @@ def tune(out: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], secon
 Each rank writes its inputs before each call, outside the clock. "ms" is the median time until every rank has summed its result.
 "chosen" is the algorithm that the communicator selected. "best" is the fastest of all algorithms, including those of the MPI
 library. Each of them is forced in turn. Open MPI is also measured without its component han, with its component sm, and
-with each algorithm of its component tuned: "best library ratio" compares with the fastest of these.
+with each algorithm of its component tuned: "best ratio" compares with the fastest of these.
 \b
 Examples:
   mpiexec -n 2 mpiddl bench communicator --calls allreduce --sizes 8B,1KiB,64KiB,4MiB
@@ -96,7 +96,7 @@ def communicator(path: Path | None, calls: tuple[str, ...], sizes: tuple[int, ..
     check_files(path)
     rows = module.run(os.environ, calls, sizes, seconds, table)
     if rows:
-        show("communicator", rows, ("slower_us", "chosen", "best", "of_best", "best_library_ratio"))
+        show("communicator", rows, ("slower_us", "chosen", "best", "of_best", "best_ratio"))
     keep(os.environ, "communicator", rows, path)
 
 
