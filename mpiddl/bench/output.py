@@ -77,11 +77,12 @@ def write(path: Path, rows: Rows) -> None:
 
 
 def show(title: str, rows: Rows, more: Sequence[str] = ()) -> None:
-    """Print the rows as a table on standard output; ``more`` names further columns. A case is named in its first row, and
-    a contender that is the only one in the title."""
+    """Print the rows as a table on standard output; ``more`` names further columns, of which empty ones are left out. A case is
+    named in its first row, and a contender that is the only one in the title."""
     from rich.console import Console
     from rich.table import Table
 
+    more = [name for name in more if any(row[name] is not None for row in rows)]
     names = {name: {row[name] for row in rows} for name in ("contender", "baseline")}
     shown = [name for name, found in names.items() if len(found) > 1]
     ours = "" if "contender" in shown else f": {names['contender'].pop()}"
