@@ -126,14 +126,14 @@ def _allreduce(comm: Any, source: np.ndarray, plans: list[TwoStep], libraries: L
     plans.append(plan)
     plan.input[:] = source
     result = np.zeros_like(source)
-    inputs, read = (source, plan.input), result.sum
+    inputs, read = [source, plan.input], result.sum
     found = {name: Contender(partial(raw.Allreduce, plan.input, result), read=read) for name, raw in libraries.items()}
     found["two-step, in place"] = _ours(comm, plan, read=plan.result.sum)
     if len(neighbours(comm).topology.nodes) > 1:
         leader = TwoStep(comm, source.size, source.dtype, leader=True)
         plans.append(leader)
         leader.input[:] = source
-        inputs = (*inputs, leader.input)
+        inputs.append(leader.input)
         found["leader, in place"] = _ours(comm, leader, read=leader.result.sum)
     unfit = {"read": not readable(comm), "doubling": source.nbytes > 1 << 20}
     for algorithm in (name for name in ("read", "two-step", "ring", "doubling") if not unfit.get(name)):
@@ -196,8 +196,8 @@ def _reduce_scatter(comm: Any, source: np.ndarray, plans: list[TwoStep], librari
     return found
 
 
-def _ours(comm: Any, call: Callable[[], Any], **reading: Callable[[], Any]) -> Contender:
-    return Contender(call, lambda: comm.meter.bytes, **reading)
+def _ours(comm: Any, call: Callable[[], Any], read: Callable[[], Any] = lambda: None) -> Contender:
+    return Contender(call, lambda: comm.meter.bytes, read=read)
 
 
 def _check(comm: Any, name: str, found: np.ndarray, wanted: np.ndarray) -> None:

@@ -188,7 +188,7 @@ class Runner:
         near = neighbours(self.link)
         if len(near.topology.nodes) == 1:
             return 0.0
-        stream, times = wire_limit(near, STREAM_BYTES), []
+        stream, times = wire_limit(near, STREAM_BYTES).call, []
         for _ in range(LEAST):
             self.control.Barrier()
             began = now()

@@ -10,6 +10,7 @@ bench's rows hold: ``p10``, ``p90``, ``requests`` and ``computing`` (seconds of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def _case(link: Any, comms: dict[str, Any], count: int, size: int, seconds: floa
             raise MpiddlError(f"bench: the result of {name} is wrong, so nothing was measured")
 
     def contenders(rounds: int) -> dict[str, Contender]:
-        return {name: Contender(lambda call=call: call(rounds), write=lambda: source.fill(1), read=result.sum)
+        return {name: Contender(partial(call, rounds), write=partial(source.fill, 1), read=result.sum)
                 for name, call in calls.items()}
 
     alone = contenders(0)
