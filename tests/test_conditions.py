@@ -67,6 +67,7 @@ def test_a_sum_is_there_when_the_last_has_come_and_may_be_asked_for():
         asked = comm.now()
         while not request.Test():
             pass
+        assert comm.meter.seconds == pytest.approx(comm.now() - asked)
         return asked, comm.now(), total[0]
 
     first, second = simulated(2, program, 0.5)

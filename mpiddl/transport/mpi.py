@@ -134,7 +134,9 @@ class MpiComm:
         self.meter.sent(allreduce_bytes(self.size, recvbuf.nbytes))
 
     def Iallreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> MpiRequest:
+        entered = now()
         request = self.raw.Iallreduce(self._source(sendbuf), recvbuf, getattr(self._mpi, op.name))
+        self.meter.moving += now() - entered
         self.meter.sent(allreduce_bytes(self.size, recvbuf.nbytes))
         return MpiRequest(request, self, (sendbuf, recvbuf), collective=True)
 
@@ -173,8 +175,11 @@ class MpiComm:
         self.meter.sent(buf.nbytes)
 
     def Isend(self, buf: np.ndarray, dest: int, tag: int = 0) -> MpiRequest:
+        entered = now()
+        request = self.raw.Isend(buf, dest, tag)
+        self.meter.moving += now() - entered
         self.meter.sent(buf.nbytes)
-        return MpiRequest(self.raw.Isend(buf, dest, tag), self, (buf,))
+        return MpiRequest(request, self, (buf,))
 
     def Irecv(self, buf: np.ndarray, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> MpiRequest:
         return MpiRequest(self.raw.Irecv(buf, self._peer(source), self._tag(tag)), self, (buf,))
@@ -376,8 +381,13 @@ class MpiRequest:
         return bool(self._buffers)
 
     def Test(self) -> bool:
-        if self._buffers and self._ask(self.raw.Test):
-            self._done(now())
+        if self._buffers:
+            entered = now()
+            over = self._ask(self.raw.Test)
+            left = now()
+            self._meter.moving += left - entered
+            if over:
+                self._done(left)
         return not self._buffers
 
     def _ask(self, how: Callable[[], Any]) -> Any:

@@ -384,7 +384,8 @@ class VirtualRequest:
 
     def Test(self) -> bool:
         if not self._done:
-            self._comm.block(self._since, "its next turn", asks=True)
+            with booked(self._comm, "waiting"):
+                self._comm.block(self._since, "its next turn", asks=True)
             since = self._since()
             if since is not None and since <= self._comm.clock:
                 self._finish(self._comm.now())
