@@ -62,12 +62,13 @@ def test_a_list_may_hold_null_requests(comm, forced, way, others):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_long_requests_are_ours_between_nodes_only(comm, monkeypatch, nodes):
-    """In one node a rank that waits for a list of them in the library keeps the core that our thread needs."""
+    """In one node, and with MPICH, a rank that waits for a list of them in the library holds up our thread."""
     monkeypatch.setattr(MpiComm, "nodes", lambda link: [min(rank, nodes - 1) for rank in range(link.size)])
     MPI, one, x = load_mpi(), Communicator(comm.Dup()), np.full(1 << 17, comm.rank + 1.0)
-    total, short, cast = np.zeros(1 << 17), np.zeros(30_000), np.zeros(1 << 17)
-    requests = [one.Iallreduce(x, total), one.Iallreduce(x[:30_000], short), one.Ibcast(cast)]
-    assert [isinstance(request, CollectiveRequest) for request in requests] == [nodes > 1, False, nodes > 1]
+    total, short, cast = np.zeros(1 << 17), np.zeros(100_000), np.zeros(1 << 17)
+    requests = [one.Iallreduce(x, total), one.Iallreduce(x[:100_000], short), one.Ibcast(cast)]
+    ours = nodes > 1 and MPI.Get_library_version().startswith("Open MPI")
+    assert [isinstance(request, CollectiveRequest) for request in requests] == [ours, False, ours]
     MPI.Request.Waitall(requests)
     assert (total == comm.size * (comm.size + 1) / 2).all()
     one.Free()

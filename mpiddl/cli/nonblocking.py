@@ -15,7 +15,8 @@ from mpiddl.cli.sizes import read_counts, read_seconds, read_sizes
 \b
 The ranks wait at once with MPI.Request.Waitall, or compute first, for about as long as the exchange of the MPI library takes.
 The inputs are written again before each sample, outside the clock. "ms" is the median time until every rank has summed its
-results. "thread" is mpiddl's algorithm, which a progress thread advances. On one node, mpiddl.Communicator does not use it.
+results. "thread" is mpiddl's algorithm, which a progress thread advances. On one node, and with MPICH, mpiddl.Communicator
+uses the MPI library instead.
 \b
 Examples:
   mpiexec -n 2 mpiddl bench iallreduce

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from mpiddl.topology import Topology
 
 LIBRARY = "library"
@@ -59,6 +61,11 @@ ACROSS: dict[str, dict[str, Steps]] = {
 """Over TCP, by what a library calls itself, at last for any; of faster networks nothing is known without measuring."""
 
 
+NONBLOCKING_BYTES: dict[str, float] = {"Open MPI": 1 << 20, "": inf}
+"""Between nodes, by what a library calls itself, at last for any. Where a list of requests is waited for, shorter ones, and all
+with MPICH, are slower than the library's (``mpiddl bench iallreduce``)."""
+
+
 def steps(topology: Topology, call: str, library: str, reads: bool) -> Steps:
     """From how many bytes on which algorithm, ascending; ``library``: the MPI library's name and version; ``reads``: all ranks
     may read each other's memory."""
@@ -72,6 +79,15 @@ def steps(topology: Topology, call: str, library: str, reads: bool) -> Steps:
     else:
         known = next(found for name, found in ACROSS.items() if library.startswith(name))
     return known.get(call, ())
+
+
+def nonblocking_bytes(topology: Topology, library: str) -> float:
+    """From so many bytes on, a call that returns a request may be ours, which a thread advances; infinity for never.
+
+    On one node, ranks that wait in the library poll on the cores that the threads need.
+    """
+    least = next(found for name, found in NONBLOCKING_BYTES.items() if library.startswith(name))
+    return least if len(topology.nodes) > 1 else inf
 
 
 def candidates(topology: Topology, call: str, reads: bool) -> tuple[str, ...]:
