@@ -91,8 +91,9 @@ def show(title: str, rows: Rows, more: Sequence[str] = ()) -> None:
     table.add_column("case")
     for name in shown:
         table.add_column(name)
+    words = [_heading(name) for name in more if any(isinstance(row[name], str) for row in rows)]
     for name in ("ms", "baseline ms", "ratio", *map(_heading, more)):
-        table.add_column(name, justify="right", no_wrap=True)  # words can be read on two lines, a number not
+        table.add_column(name, justify="right", no_wrap=name not in words)  # words can be read on two lines, a number not
     case = None
     for row in rows:
         new = row["case"] != case
