@@ -20,7 +20,7 @@ from mpi4py import MPI
 from mpiddl.collectives import Started, calls
 from mpiddl.collectives.base import check_alive
 from mpiddl.communicator import shortcuts
-from mpiddl.communicator.private import ENOUGH_BYTES, Private, keyval, private_of
+from mpiddl.communicator.private import ENOUGH_BYTES, NONBLOCKING, Private, keyval, private_of
 from mpiddl.communicator.request import request_of
 from mpiddl.errors import CommError
 from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, REDUCED, SUM, Op, raise_held
@@ -32,9 +32,6 @@ from mpiddl.tuning.rule import CANDIDATES, LIBRARY
 FLOOR = 16 << 10
 """Bytes below which nothing but the library is looked at, until `Faster.Prepare` knows better: by the rule it always is."""
 
-NONBLOCKING_FLOOR = 256 << 10
-"""The same for calls that return a request: a thread has to move ours on."""
-
 # In fact a class beside one of mpi4py's; for the type checker it is one.
 _Base: Any = object
 if TYPE_CHECKING:
@@ -45,8 +42,8 @@ Reduction = tuple[tuple[MpiComm, str], Any, Memory, Op]
 
 _OPS = (MPI.SUM, SUM), (MPI.MAX, MAX), (MPI.MIN, MIN), (MPI.PROD, PROD)
 
-_FLOORS = dict.fromkeys(CANDIDATES, float(FLOOR))
-_NO_FLOORS = dict.fromkeys(CANDIDATES, 0.0)
+_FLOORS = dict.fromkeys(CANDIDATES, float(FLOOR)) | dict.fromkeys(NONBLOCKING, np.inf)
+_NO_FLOORS = _FLOORS | dict.fromkeys(CANDIDATES, 0.0)
 
 
 class Faster(_Base):
@@ -135,9 +132,7 @@ class Faster(_Base):
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> MPI.Request:
         self._check()
-        own = self._least("allreduce")
-        least = max(own, self._floors["allreduce"])
-        found = self._reduction(sendbuf, recvbuf, op, own) if largest(recvbuf) >= least else None
+        found = self._reduction(sendbuf, recvbuf, op) if largest(recvbuf) >= self._floor("iallreduce") else None
         if found is None:
             return MPI.Comm.Iallreduce(self, sendbuf, recvbuf, op)
         (link, algorithm), source, result, known = found
@@ -151,9 +146,7 @@ class Faster(_Base):
 
     def Ibcast(self, buf: Any, root: int = 0) -> MPI.Request:
         self._check()
-        own = self._least("bcast")
-        least = max(own, self._floors["bcast"])
-        found = self._data(buf, root, own) if largest(buf) >= least else None
+        found = self._data(buf, root) if largest(buf) >= self._floor("ibcast") else None
         if found is None:
             return MPI.Comm.Ibcast(self, buf, root)
         (link, algorithm), data, rank = found
@@ -196,11 +189,11 @@ class Faster(_Base):
             result.put_back()
         return True
 
-    def _reduction(self, sendbuf: Any, recvbuf: Any, op: Any, least: int = 0) -> Reduction | None:
+    def _reduction(self, sendbuf: Any, recvbuf: Any, op: Any) -> Reduction | None:
         """What an all-reduce takes, if it is one for us."""
         known = _op(op)
         result = numbers(recvbuf) if known is not None else None
-        way = self._way("allreduce", result.array.nbytes, least) if result is not None else None
+        way = self._way("allreduce", result.array.nbytes) if result is not None else None
         if known is None or result is None or way is None:
             return None
         source = result if sendbuf is MPI.IN_PLACE else numbers(sendbuf)
@@ -255,10 +248,10 @@ class Faster(_Base):
             data.put_back()
         return True
 
-    def _data(self, buf: Any, root: int, least: int = 0) -> tuple[tuple[MpiComm, str], Memory, int] | None:
+    def _data(self, buf: Any, root: int) -> tuple[tuple[MpiComm, str], Memory, int] | None:
         """What a broadcast takes, if it is one for us."""
         data = payload(buf)
-        way = self._way("bcast", data.array.nbytes, least) if data is not None else None
+        way = self._way("bcast", data.array.nbytes) if data is not None else None
         rank = _rank(root, way[0]) if way is not None else None
         if data is None or way is None or rank is None:
             return None
@@ -310,15 +303,13 @@ class Faster(_Base):
             (source if in_place else result).put_back()
         return True
 
-    def _way(self, call: str, nbytes: int, least: int = 0) -> tuple[MpiComm, str] | None:
-        """Our own communicator and the algorithm, or None for the library; ``least`` bytes are those of a request."""
+    def _way(self, call: str, nbytes: int) -> tuple[MpiComm, str] | None:
+        """Our own communicator and the algorithm, or None for the library."""
         private = self._private
         if private is None or private.link is None:
-            if self.Get_size() == 1 or not self._worth(call, nbytes, least):
+            if self.Get_size() == 1 or not self._worth(call, nbytes):
                 return None
             private = self._own
-        if least and (nbytes < least or not private.threads):
-            return None
         algorithm = self._choice.algorithm(call, nbytes)
         if algorithm == LIBRARY or (private.refused and (call, nbytes.bit_length()) in private.refused):
             return None
@@ -334,16 +325,16 @@ class Faster(_Base):
         self._nbytes = nbytes
         return True
 
-    def _worth(self, call: str, nbytes: int, least: int) -> bool:
+    def _worth(self, call: str, nbytes: int) -> bool:
         """Whether what is kept with the handle is prepared by now; a call that waits brings that about when it has been worth
         it: on all ranks in the same call, since each of them makes all calls."""
         if self._private is None and self.Get_attr(keyval()) is None:
-            if nbytes >= FLOOR and not least:
+            if nbytes >= FLOOR:
                 self._nbytes += nbytes
-            if least or (self._nbytes < self._enough and call not in self._algorithms):
+            if self._nbytes < self._enough and call not in self._algorithms:
                 return False
         private = self._adopted()
-        if private.link is None and not least:
+        if private.link is None:
             private.prepare(self, self._table)
         return private.link is not None
 
@@ -362,9 +353,11 @@ class Faster(_Base):
         assert self._private is not None
         return self._private
 
-    def _least(self, call: str) -> int:
-        """Bytes from which a request may be ours: more than none, for those of a call that waits need not be any."""
-        return 1 if call in self._algorithms else NONBLOCKING_FLOOR
+    def _floor(self, call: str) -> float:
+        """Bytes below which a call that returns a request is the library's; it never prepares, but finds what is prepared."""
+        if self._private is None and self.Get_attr(keyval()) is not None:
+            self._adopted()
+        return self._floors[call]
 
     def _forced(self, algorithms: Mapping[str, str]) -> None:
         """Take these algorithms, whatever the size: every call is looked at."""
@@ -388,10 +381,11 @@ class Faster(_Base):
     def _start(self) -> None:
         """What is kept is prepared: calls may be ours."""
         self._choice = self._own.choice
+        self._floors = self._own.floors
         if self._algorithms:
             self._choice = Forced(self._algorithms, self._choice)
-        else:
-            self._floors = self._own.floors
+            asked = {name: 1.0 for name, call in NONBLOCKING.items() if self._own.threads and call in self._algorithms}
+            self._floors = self._floors | asked | dict.fromkeys(CANDIDATES, 0.0)
         shortcuts.take(self, Faster, self._floors)
 
     def _stop(self) -> None:

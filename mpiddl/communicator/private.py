@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -20,12 +21,16 @@ from mpiddl.collectives.calls import READ
 from mpiddl.collectives.progress import Progress
 from mpiddl.collectives.reading import Reading, reading
 from mpiddl.errors import OutputError, SharedMemoryError
+from mpiddl.topology import neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import SUM, raise_held
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import chooser
 from mpiddl.tuning.place import table_path
-from mpiddl.tuning.rule import CANDIDATES
+from mpiddl.tuning.rule import CANDIDATES, nonblocking_bytes
+
+NONBLOCKING = {"iallreduce": "allreduce", "ibcast": "bcast"}
+"""Calls that return a request, and what they are called in a table."""
 
 ENOUGH_BYTES = 32 << 20
 """Of calls on a communicator that was made from another one, until it is prepared. On one node this costs 1 to 3 ms, and so
@@ -81,7 +86,9 @@ class Private:
     def use(self, link: MpiComm, choice: Any) -> None:
         """Calls of all objects on the handle are ours from here on, where ``choice`` says so."""
         self.link, self.choice = link, choice
-        self.floors = {call: choice.floor(call) for call in CANDIDATES}
+        least = nonblocking_bytes(neighbours(link).topology, link.library()) if self.threads else inf
+        own = {call: choice.floor(call) for call in CANDIDATES}
+        self.floors = own | {name: max(least, own[call]) for name, call in NONBLOCKING.items()}
         for user in self._users:
             if (handle := user()) is not None:
                 handle._start()
