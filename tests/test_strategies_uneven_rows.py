@@ -52,9 +52,10 @@ def resumed(folder, size, strategy, **settings):
 
 def test_the_only_row_of_a_last_batch_makes_no_longer_update():
     """With a factor of 16 the one rank with a row would leave the others far behind."""
-    before, after = (weights(trained(16, "local-sgd:period=1", batch=239, epochs=1, validation=0.0, max_steps=n)) for n in (1, 2))
-    alone = [weights(trained(1, "allreduce", batch=239, epochs=1, validation=0.0, max_steps=n)) for n in (1, 2)]
-    np.testing.assert_allclose(16 * (after - before), alone[1] - alone[0], rtol=1e-6, atol=1e-12)
+    job = {"batch": 239, "epochs": 1, "validation": 0.0}
+    before, after = (weights(trained(16, "local-sgd:period=1", max_steps=steps, **job)) for steps in (1, 2))
+    first, second = (weights(trained(1, "allreduce", max_steps=steps, **job)) for steps in (1, 2))
+    np.testing.assert_allclose(16 * (after - before), second - first, rtol=1e-6, atol=1e-12)
 
 
 CHAINS = chain(LocalSGD(1), Strategy()), chain(AllReduce(), LocalSGD(1)), chain(LocalSGD(1), Ring())
