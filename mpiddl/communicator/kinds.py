@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from mpiddl.collectives.calls import READ
 from mpiddl.communicator.faster import Faster
-from mpiddl.communicator.private import Private, keyval
+from mpiddl.communicator.private import ENOUGH_BYTES, Private, keyval
 from mpiddl.errors import UsageError
 from mpiddl.transport.uncaught import public
 from mpiddl.tuning import Forced, check_algorithms
@@ -93,7 +93,9 @@ class _Making(Faster):
             made._table = self._table
         if self._algorithms:
             made._forced(self._algorithms)
-        made._enough = self._enough if self._private is None else self._private.enough
+        enough = self._enough if self._private is None else self._private.enough
+        if enough != ENOUGH_BYTES:
+            made._enough = enough
         return made
 
 

@@ -121,7 +121,7 @@ def environment_trouble(env: Mapping[str, str], version: str) -> tuple[str, str]
 def memory_trouble(env: Mapping[str, str], version: str) -> tuple[str, str] | None:
     """Why MPICH may crash as it starts in a small memory file system, and the remedy; None if it does not.
 
-    Seen with MPICH 5.0.2: with less than 16 MiB in all it does without. With more it takes 10 MiB for 2 ranks and up to 20 MiB
+    Seen with MPICH 5.0.2: with less than 16 MiB in all it does without. With more it takes 10 MiB for 2 ranks and up to 28 MiB
     for 4, and ends with a segmentation fault where that is not there.
     """
     ranks = launch.promise(env).local_size or 1
@@ -129,7 +129,7 @@ def memory_trouble(env: Mapping[str, str], version: str) -> tuple[str, str] | No
         found = os.statvfs(MEMORY)
     except OSError:
         return None
-    mib, least, wanted = found.f_blocks * found.f_frsize / 2**20, 16, 16 + 3 * ranks
+    mib, least, wanted = found.f_blocks * found.f_frsize / 2**20, 16, 16 + 4 * ranks
     if launch.library(version)[0] != "mpich" or ranks == 1 or not least <= mib < wanted:
         return None
     told = f"{MEMORY}: got {mib:.1f} MiB in all, expected {wanted} MiB or more for {ranks} ranks; MPICH may crash as it starts"
