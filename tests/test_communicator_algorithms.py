@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from math import factorial
+
 import numpy as np
 import pytest
+from mpi4py import MPI
 
+from mpiddl.collectives import calls
 from mpiddl.communicator import Communicator
 from mpiddl.errors import UsageError
 
@@ -37,3 +41,40 @@ def test_a_program_asks_for_algorithms_of_some_calls(comm):
 def test_algorithms_that_there_are_not(comm, algorithms, message):
     with pytest.raises(UsageError, match=f"algorithms: {message}"):
         Communicator(comm, algorithms=algorithms)
+
+
+NO_KERNEL = [*((kind, "SUM") for kind in "bilqF"), *((kind, op) for kind in "fd" for op in ("MIN", "MAX", "PROD"))]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_no_kernel_adds_is_the_librarys_on_one_node(comm, monkeypatch):
+    ours = Communicator(comm.Dup())
+    assert ours.why("allreduce", 1 << 20).algorithm != "library"
+    with monkeypatch.context() as patched:
+        for call in ("allreduce", "reduce", "reduce_scatter"):
+            patched.setattr(calls, call, None)
+        for kind, name in NO_KERNEL:
+            op = getattr(MPI, name)
+            chosen = {ours.why(call, 1 << 20, kind, op).algorithm for call in ("allreduce", "reduce", "reduce_scatter")}
+            assert chosen == {"library"}
+            given = np.full(12_000 * comm.size, comm.rank + 1, kind)
+            wanted = {"SUM": sum(range(1, comm.size + 1)), "MIN": 1, "MAX": comm.size, "PROD": factorial(comm.size)}[name]
+            total, part = np.zeros_like(given), np.zeros_like(given[: given.size // comm.size])
+            ours.Allreduce(given, total, op)
+            ours.Reduce_scatter_block(given, part, op)
+            assert (total == wanted).all() and (part == wanted).all()
+            ours.Allreduce([given, given.size], [total, total.size], op)
+            ours.Reduce(given, total, op)
+            assert (total == wanted).all()
+    ours.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("asked", ["allreduce", "allreduce_unfused"])
+def test_algorithms_for_what_no_kernel_adds_may_be_asked_for(comm, asked):
+    ours, given, total = Communicator(comm.Dup(), algorithms={asked: "ring"}), np.full(30, comm.rank), np.zeros(30, int)
+    assert ours.why("allreduce", 240, int).algorithm == "ring"
+    assert (ours.why("allreduce", 240).algorithm == "ring") == (asked == "allreduce")
+    ours.Allreduce(given, total)
+    assert (total == sum(range(comm.size))).all() and ours._own.link.meter.bytes > 0
+    ours.Free()

@@ -27,10 +27,11 @@ from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError
 from mpiddl.topology import neighbours
 from mpiddl.transport.agree import agreed
+from mpiddl.transport.base import Op
 from mpiddl.transport.mpi import connect, failing_together
 from mpiddl.tuning import Entry, Table, add_to_table, check_table, chooser
 from mpiddl.tuning.place import place_of
-from mpiddl.tuning.rule import LIBRARY, candidates
+from mpiddl.tuning.rule import LIBRARY, UNFUSED, candidates
 
 SIZES = (8, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20)
 TUNED = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -44,7 +45,7 @@ CALLED = {"reduce_scatter": "reduce_scatter_block"}
 
 
 def run(env: Any, calls: Sequence[str], sizes: Sequence[int] = SIZES, seconds: float = 2.0,
-        table: Path | None = None) -> list[dict[str, Any]]:
+        table: Path | None = None, dtype: str = "float32", op: str = "sum") -> list[dict[str, Any]]:
     """Rows for every call and size, on rank 0; elsewhere none.
 
     Parameters
@@ -57,6 +58,8 @@ def run(env: Any, calls: Sequence[str], sizes: Sequence[int] = SIZES, seconds: f
         For each call and size.
     table : path, optional
         Of ``mpiddl tune``; else the communicator takes the user's.
+    dtype, op : str
+        Of reductions: a dtype of numpy's, and sum, min, max or prod.
 
     Communication
     -------------
@@ -68,7 +71,7 @@ def run(env: Any, calls: Sequence[str], sizes: Sequence[int] = SIZES, seconds: f
         from mpiddl.communicator import Communicator
 
         comm = Communicator(link.raw, table)
-        rows = [row for call in calls for row in _rows(link, comm, call, sizes, seconds)]
+        rows = [row for call in calls for row in _rows(link, comm, call, sizes, seconds, dtype, op)]
     rank = link.rank
     link.Free()
     return [] if rank else rows
@@ -138,14 +141,16 @@ def _entry(link: Any, place: Any, call: str, sizes: tuple[int, ...], seconds: fl
     return link.bcast(Entry(place, call, sizes, complete))
 
 
-def _rows(link: Any, comm: Any, call: str, sizes: Sequence[int], seconds: float) -> Iterator[dict[str, Any]]:
+def _rows(link: Any, comm: Any, call: str, sizes: Sequence[int], seconds: float, dtype: str,
+          op: str) -> Iterator[dict[str, Any]]:
     with rivals(link, CALLED.get(call, call)) as settings:
         for size in _sizes(call, sizes):
-            yield _row(link, comm, call, size, seconds, settings)
+            yield _row(link, comm, _Arrays(link, call, size, dtype, op), size, seconds, settings)
 
 
-def _row(link: Any, comm: Any, call: str, size: int, seconds: float, settings: dict[str, Any]) -> dict[str, Any]:
-    arrays = _Arrays(link, call, size)
+def _row(link: Any, comm: Any, arrays: _Arrays, size: int, seconds: float, settings: dict[str, Any]) -> dict[str, Any]:
+    call, kind = arrays.name, f" {arrays.dtype} {arrays.op}"
+    kind = "" if kind == " float32 sum" else kind
     contenders = {OURS: arrays.contender(comm), **_forced(link, arrays, size < LONG_ROUNDS, settings)}
     take_turns(link, contenders, seconds)
     medians = {name: quantiles(contender.seconds) for name, contender in contenders.items()}
@@ -153,10 +158,11 @@ def _row(link: Any, comm: Any, call: str, size: int, seconds: float, settings: d
     low, median, high = medians[OURS]
     library, library_seconds = best_library(contenders)
     return {
-        "case": f"{call} {size_text(size)}, {neighbours(link).topology}", "contender": OURS, "baseline": LIBRARY,
+        "case": f"{call}{kind} {size_text(size)}, {neighbours(link).topology}", "contender": OURS, "baseline": LIBRARY,
         "size_bytes": size,
         "seconds": median, "baseline_seconds": medians[LIBRARY][1], "ratio": medians[LIBRARY][1] / median,
-        "p10": low, "p90": high, "chosen": comm.why(call, size).algorithm, "best": best, "best_seconds": medians[best][1],
+        "p10": low, "p90": high, "chosen": comm.why(call, size, arrays.dtype, arrays.reduces).algorithm,
+        "best": best, "best_seconds": medians[best][1],
         "of_best": medians[best][1] / median, "slower_us": 1e6 * (median - medians[LIBRARY][1]),
         "call_seconds": quantiles(contenders[OURS].call_seconds)[1], "best_library": library,
         "best_ratio": library_seconds / median,
@@ -185,12 +191,16 @@ def _forced(link: Any, arrays: _Arrays, all_of_them: bool = True,
 class _Arrays:
     """What a call works on, the same memory for all: by where arrays lie in pages and caches contenders differ by a fifth."""
 
-    def __init__(self, link: Any, name: str, size: int):
-        ranks, self.rank, self.name = link.size, link.rank, name
-        n = max(1, size // 4) if name in ("allreduce", "reduce", "bcast") else max(1, size // 4 // ranks) * ranks
+    def __init__(self, link: Any, name: str, size: int, dtype: str = "float32", op: str = "sum"):
+        ranks, self.rank = link.size, link.rank
+        self.name = name.removesuffix("_unfused")
+        self.dtype, self.op = np.dtype("int64" if name in UNFUSED.values() else dtype), op
+        self.reduces = link.operation(Op(op.upper()))
+        width, name = self.dtype.itemsize, self.name
+        n = max(1, size // width) if name in ("allreduce", "reduce", "bcast") else max(1, size // width // ranks) * ranks
         # Sums of small integers have no rounding.
-        self.source = np.random.default_rng(link.rank).integers(1, 5, n).astype(np.float32)
-        self.result, self.part = np.zeros_like(self.source), np.zeros(n // ranks, np.float32)
+        self.source = np.random.default_rng(link.rank).integers(1, 5, n).astype(self.dtype)
+        self.result, self.part = np.zeros_like(self.source), np.zeros(n // ranks, self.dtype)
         self.block = self.source[: n // ranks].copy()
 
         root, nothing = self.rank == 0, self.source[:0]
@@ -203,13 +213,13 @@ class _Arrays:
 
     def contender(self, comm: Any) -> Contender:
         """One call on ``comm``: the inputs of this rank are written before it, and its result is read after it."""
-        source, result, part, block, sent = self.source, self.result, self.part, self.block, self.sent
+        source, result, part, block, sent, op = self.source, self.result, self.part, self.block, self.sent, self.reduces
         ways: dict[str, Callable[[], Any]] = {
-            "allreduce": lambda: comm.Allreduce(source, result),
-            "reduce": lambda: comm.Reduce(source, result, root=0),
+            "allreduce": lambda: comm.Allreduce(source, result, op),
+            "reduce": lambda: comm.Reduce(source, result, op, root=0),
             "bcast": lambda: comm.Bcast(sent, root=0),
             "allgather": lambda: comm.Allgather(block, result),
-            "reduce_scatter": lambda: comm.Reduce_scatter_block(source, part),
+            "reduce_scatter": lambda: comm.Reduce_scatter_block(source, part, op),
             "barrier": comm.Barrier,
         }
         return Contender(ways[self.name], write=partial(self._written.fill, 1), read=self._given.sum)

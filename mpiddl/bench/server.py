@@ -95,7 +95,7 @@ def _on_node(comm: Any, case: str, shard: Any, params: np.ndarray, seconds: floa
 
     def exchange() -> None:
         pulled = shard.pull(params)()
-        shard.push(grad, params, 0, pulled, 0, {})()
+        shard.push(grad, params, 0, pulled, 0, {}, grad[:0])()
 
     contenders = {COPY: Contender(lambda: np.copyto(target, source)), PULL: Contender(lambda: shard.pull(params)()),
                   EXCHANGE: Contender(exchange)}

@@ -14,6 +14,11 @@ from mpiddl.errors import UsageError
 
 CALLS = ("allreduce", "reduce", "bcast", "allgather", "reduce_scatter", "barrier")
 
+TUNED = (*CALLS, "allreduce_unfused", "reduce_unfused", "reduce_scatter_unfused")
+"""A table also tells of reductions without a compiled kernel: of all types and operations but sums of float32 and float64."""
+
+TYPES = ("float32", "float64", "int8", "int32", "int64", "complex64")
+
 
 def add_to(mpiddl: click.Group, bench: click.Group) -> None:
     """Make the commands parts of ``mpiddl`` and of ``mpiddl bench``."""
@@ -25,8 +30,9 @@ def add_to(mpiddl: click.Group, bench: click.Group) -> None:
 def _calls(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
     names = tuple(value.replace("-", "_").rstrip(",").split(","))
     for name in names:
-        if name not in CALLS:
-            raise UsageError(f"calls: got {name!r}, expected one or more of {', '.join(CALLS)}")
+        known = TUNED if context.command.name == "tune" else CALLS
+        if name not in known:
+            raise UsageError(f"calls: got {name!r}, expected one or more of {', '.join(known)}")
     return names
 
 
@@ -43,8 +49,8 @@ Examples:
 """)
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
               help="File to write the table to.  [default: ~/.config/mpiddl/tune.toml]")
-@click.option("--calls", default=",".join(CALLS), callback=_calls, metavar="NAME,...",
-              help="MPI calls to measure.  [default: all]")
+@click.option("--calls", default=",".join(TUNED), callback=_calls, metavar="NAME,...",
+              help="MPI calls to measure; \"_unfused\": reductions other than sums of float32 and float64.  [default: all]")
 @click.option("--sizes", default="1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB", show_default=True, callback=read_sizes,
               metavar="N,N,...", help="Total sizes in bytes.")
 @click.option("--seconds", default=1.0, show_default=True, callback=read_seconds, metavar="S",
@@ -88,13 +94,17 @@ Examples:
               help="Time for each call and size.")
 @click.option("--table", type=click.Path(path_type=Path), metavar="FILE",
               help="Table that mpiddl tune wrote.  [default: ~/.config/mpiddl/tune.toml]")
-def communicator(path: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], seconds: float, table: Path | None) -> None:
+@click.option("--dtype", default="float32", type=click.Choice(TYPES), show_default=True, help="Type of the arrays.")
+@click.option("--op", default="sum", type=click.Choice(("sum", "min", "max", "prod")), show_default=True,
+              help="Operation of reductions.")
+def communicator(path: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], seconds: float, table: Path | None,
+                 dtype: str, op: str) -> None:
     """Compare mpiddl.Communicator with the MPI library alone. Start this command with mpiexec."""
     from mpiddl.bench import communicator as module
     from mpiddl.bench.output import check_files, keep, show
 
     check_files(path)
-    rows = module.run(os.environ, calls, sizes, seconds, table)
+    rows = module.run(os.environ, calls, sizes, seconds, table, dtype, op)
     if rows:
         show("communicator", rows, ("slower_us", "chosen", "best", "of_best", "best_ratio"))
     keep(os.environ, "communicator", rows, path)

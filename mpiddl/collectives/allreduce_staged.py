@@ -15,10 +15,10 @@ import numpy as np
 
 from mpiddl import kernels
 from mpiddl.collectives.at_once import AtOnce
-from mpiddl.collectives.base import ceil_div
+from mpiddl.collectives.base import ceil_div, fused
 from mpiddl.topology import neighbours
 from mpiddl.transport.agree import agreed
-from mpiddl.transport.base import SUM, Op
+from mpiddl.transport.base import Op
 
 HALF_BYTES = 128 * 1024
 """Of a piece: two of them a rank stay in the second cache, and a barrier costs little beside it."""
@@ -46,7 +46,7 @@ def stage(comm: Any, dtype: np.dtype, op: Op) -> Stage | None:
     """The stage of ``comm`` for ``dtype``, if it can be used, which it can on every rank or on none; collective at the first
     call."""
     local = neighbours(comm).local
-    if not 1 < local.size == comm.size <= MOST_RANKS or op is not SUM or dtype not in (np.float32, np.float64):
+    if not 1 < local.size == comm.size <= MOST_RANKS or not fused(dtype, op):
         return None
     found: Stage = comm.kept(("stage", dtype), lambda: Stage(comm, dtype))
     return None if found.alone else found

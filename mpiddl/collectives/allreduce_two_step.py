@@ -37,6 +37,7 @@ from mpiddl.collectives.base import (
     check_alike,
     check_alive,
     check_whole,
+    fused,
     pieces,
     plan_dtype,
     run,
@@ -117,8 +118,8 @@ class TwoStep(Queue):
             self.input = self._arena.shared("input", size, kind)
             self._result = self._arena.common("result", size, kind)
             self._barrier = self._arena.barrier("input")
-            fused = nodes == 1 < local.size and op is SUM and kind in (np.float32, np.float64) and self._barrier
-            self._kernel: Any = kernels.node_sum.node_sum if fused else None
+            at_once = nodes == 1 < local.size and fused(kind, op) and self._barrier
+            self._kernel: Any = kernels.node_sum.node_sum if at_once else None
         self.result = self._result[:]
         self.result.flags.writeable = False
         self._inputs = self._arena.peers("input")
@@ -128,7 +129,7 @@ class TwoStep(Queue):
         self.wires = (self._wire.comm,) if self._wire else ()
         self._leader = leader and nodes > 1
         self._addresses = np.array([array.ctypes.data for array in self._inputs])
-        self._at_once = self._node_sum(size) if fused else ()
+        self._at_once = self._node_sum(size) if at_once else ()
 
     def __call__(self) -> np.ndarray:
         """Reduce, and return ``result``."""

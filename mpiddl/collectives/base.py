@@ -25,6 +25,9 @@ COMBINE: dict[Op, np.ufunc] = {SUM: np.add, MIN: np.minimum, MAX: np.maximum, PR
 """numpy's loops run at the speed of memory and give up the interpreter lock. MIN and MAX hand on what is not a number."""
 
 LARGEST = 2**31 - 1
+
+FUSED = "fd"
+"""Types, by numpy's characters, of which a compiled kernel adds the arrays of a node in shared memory."""
 """Elements of one message that every MPI library takes."""
 
 
@@ -301,6 +304,11 @@ def flat(name: str, array: Any, writable: bool = False) -> np.ndarray:
         raise UsageError(f"{name}: got dtype {array.dtype}, expected an integer, float or complex dtype that MPI supports")
     plain = array if type(array) is np.ndarray else array.view(np.ndarray)  # a matrix has two axes whatever is done to it
     return plain.reshape(-1)
+
+
+def fused(dtype: np.dtype, op: Op) -> bool:
+    """Whether a compiled kernel reduces the arrays of a node in shared memory."""
+    return op is SUM and dtype.char in FUSED
 
 
 def check_op(op: Any, dtype: np.dtype) -> None:

@@ -17,11 +17,11 @@ import numpy as np
 
 from mpiddl import kernels
 from mpiddl.collectives.at_once import AtOnce, Further
-from mpiddl.collectives.base import block_bounds, ceil_div
+from mpiddl.collectives.base import block_bounds, ceil_div, fused
 from mpiddl.topology import neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.attach import processes
-from mpiddl.transport.base import SUM, Op
+from mpiddl.transport.base import Op
 
 SCRATCH_BYTES = 512 * 1024
 """What has been read and is not yet added up, of all ranks: it stays in the second cache."""
@@ -105,7 +105,7 @@ class Reading(AtOnce):
 def reading(comm: Any, dtype: np.dtype, op: Op) -> Reading | None:
     """What ``comm`` keeps for ``dtype``, if it can be used, which it can on every rank or on none; collective at the first
     call."""
-    others = _others(comm) if op is SUM and dtype in (np.float32, np.float64) else None
+    others = _others(comm) if fused(dtype, op) else None
     if others is None:
         return None
     found: Reading = comm.kept(("reading", dtype), lambda: Reading(comm, dtype, others))

@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiddl.collectives import Started, calls
-from mpiddl.collectives.base import check_alive
+from mpiddl.collectives.base import FUSED, check_alive, fused
 from mpiddl.communicator import shortcuts
 from mpiddl.communicator.private import ENOUGH_BYTES, NONBLOCKING, Private, keyval, private_of
 from mpiddl.communicator.request import request_of
@@ -27,7 +27,7 @@ from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, REDUCED, SUM, Op, ra
 from mpiddl.transport.message import Memory, largest, numbers, payload
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import Choice, Forced
-from mpiddl.tuning.rule import CANDIDATES, LIBRARY
+from mpiddl.tuning.rule import CANDIDATES, LIBRARY, UNFUSED
 
 FLOOR = 16 << 10
 """Bytes below which nothing but the library is looked at, until `Faster.Prepare` knows better: by the rule it always is."""
@@ -68,7 +68,7 @@ class Faster(_Base):
             private.prepare(self, self._table)
             raise_held(private.link)
 
-    def why(self, call: str, nbytes: int) -> Choice:
+    def why(self, call: str, nbytes: int, dtype: Any = np.float32, op: Any = MPI.SUM) -> Choice:
         """The algorithm for a call, and the reason: ``print(comm.why("allreduce", 1 << 20))``. Local after `Prepare`.
 
         Parameters
@@ -77,6 +77,8 @@ class Faster(_Base):
             allreduce, reduce, bcast, allgather, reduce_scatter or barrier.
         nbytes : int
             Size of the array that is reduced, broadcast or, in total, received.
+        dtype, op
+            Of a reduction.
         """
         if call not in CANDIDATES:
             raise ValueError(f"call: got {call!r}, expected one of {', '.join(CANDIDATES)}")
@@ -86,17 +88,19 @@ class Faster(_Base):
             return Choice(LIBRARY, "not prepared yet; call Prepare()")
         if refused := self._private.refused.get((call, nbytes.bit_length())):
             return Choice(LIBRARY, refused)
-        return self._choice.choose(call, nbytes)
+        known = _op(op)
+        is_fused = known is not None and fused(np.dtype(dtype), known)
+        return self._choice.choose(call if is_fused else UNFUSED.get(call, call), nbytes)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        if largest(recvbuf) < self._floors["allreduce"] or (self._choice is None and self._early(recvbuf, op)):
+        if largest(recvbuf) < self._floors["allreduce"] or self._others("allreduce", recvbuf, op):
             MPI.Comm.Allreduce(self, sendbuf, recvbuf, op)
         elif not self._allreduce(sendbuf, recvbuf, op):
             self._library(MPI.Comm.Allreduce, sendbuf, recvbuf, op)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
         mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
-        if largest(mine) < self._floors["reduce"] or (self._choice is None and self._early(mine, op)):
+        if largest(mine) < self._floors["reduce"] or self._others("reduce", mine, op):
             MPI.Comm.Reduce(self, sendbuf, recvbuf, op, root)
         elif not self._reduce(sendbuf, recvbuf, op, root):
             self._library(MPI.Comm.Reduce, sendbuf, recvbuf, op, root)
@@ -115,7 +119,7 @@ class Faster(_Base):
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
-        if largest(mine) < self._floors["reduce_scatter"] or (self._choice is None and self._early(mine, op)):
+        if largest(mine) < self._floors["reduce_scatter"] or self._others("reduce_scatter", mine, op):
             MPI.Comm.Reduce_scatter_block(self, sendbuf, recvbuf, op)
         elif not self._reduce_scatter(sendbuf, recvbuf, op):
             self._library(MPI.Comm.Reduce_scatter_block, sendbuf, recvbuf, op)
@@ -193,7 +197,7 @@ class Faster(_Base):
         """What an all-reduce takes, if it is one for us."""
         known = _op(op)
         result = numbers(recvbuf) if known is not None else None
-        way = self._way("allreduce", result.array.nbytes) if result is not None else None
+        way = self._way("allreduce", result.array.nbytes, result.array.dtype, known) if result is not None else None
         if known is None or result is None or way is None:
             return None
         source = result if sendbuf is MPI.IN_PLACE else numbers(sendbuf)
@@ -204,7 +208,7 @@ class Faster(_Base):
     def _reduce(self, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> bool:
         self._check()
         known, source = _op(op), numbers(recvbuf if sendbuf is MPI.IN_PLACE else sendbuf)
-        way = self._way("reduce", source.array.nbytes) if known is not None and source is not None else None
+        way = self._way("reduce", source.array.nbytes, source.array.dtype, known) if source is not None else None
         rank = _rank(root, way[0]) if way is not None else None
         if way is None or known is None or source is None or rank is None:
             return False
@@ -281,7 +285,7 @@ class Faster(_Base):
         self._check()
         known, in_place = _op(op), sendbuf is MPI.IN_PLACE
         source = numbers(recvbuf if in_place else sendbuf, self.Get_size())
-        way = self._way("reduce_scatter", source.array.nbytes) if known is not None and source is not None else None
+        way = self._way("reduce_scatter", source.array.nbytes, source.array.dtype, known) if source is not None else None
         if way is None or known is None or source is None:
             return False
         share = source.array.size // way[0].size
@@ -303,17 +307,28 @@ class Faster(_Base):
             (source if in_place else result).put_back()
         return True
 
-    def _way(self, call: str, nbytes: int) -> tuple[MpiComm, str] | None:
-        """Our own communicator and the algorithm, or None for the library."""
+    def _way(self, call: str, nbytes: int, dtype: Any = None, op: Op | None = SUM) -> tuple[MpiComm, str] | None:
+        """Our own communicator and the algorithm, or None for the library, also if it knows ``op`` and we do not."""
+        if op is None:
+            return None
         private = self._private
         if private is None or private.link is None:
             if self.Get_size() == 1 or not self._worth(call, nbytes):
                 return None
             private = self._own
-        algorithm = self._choice.algorithm(call, nbytes)
+        key = call if dtype is None or fused(dtype, op) else UNFUSED[call]
+        algorithm = self._choice.algorithm(key, nbytes)
         if algorithm == LIBRARY or (private.refused and (call, nbytes.bit_length()) in private.refused):
             return None
         return private.link, algorithm
+
+    def _others(self, call: str, buffer: Any, op: Any) -> bool:
+        """Whether it is seen at once that a reduction is the library's: no kernel adds such arrays."""
+        if self._choice is None:
+            return self._early(buffer, op)
+        if type(buffer) is not np.ndarray or (op is MPI.SUM and buffer.dtype.char in FUSED):
+            return False
+        return buffer.nbytes < self._floors[UNFUSED[call]]
 
     def _early(self, buffer: Any, op: Any = MPI.SUM) -> bool:
         """The short form of `_worth` for what most programs give, on a communicator that is soon freed: still the library's."""

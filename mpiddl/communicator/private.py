@@ -27,7 +27,7 @@ from mpiddl.transport.base import SUM, raise_held
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import chooser
 from mpiddl.tuning.place import table_path
-from mpiddl.tuning.rule import CANDIDATES, nonblocking_bytes
+from mpiddl.tuning.rule import CANDIDATES, UNFUSED, nonblocking_bytes
 
 NONBLOCKING = {"iallreduce": "allreduce", "ibcast": "bcast"}
 """Calls that return a request, and what they are called in a table."""
@@ -88,6 +88,7 @@ class Private:
         self.link, self.choice = link, choice
         least = nonblocking_bytes(neighbours(link).topology, link.library()) if self.threads else inf
         own = {call: choice.floor(call) for call in CANDIDATES}
+        own |= {call: min(own[call], own[name]) for call, name in UNFUSED.items()}
         self.floors = own | {name: max(least, own[call]) for name, call in NONBLOCKING.items()}
         for user in self._users:
             if (handle := user()) is not None:

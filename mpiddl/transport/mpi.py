@@ -127,15 +127,19 @@ class MpiComm:
         self._kept: dict[Any, Any] = {}
         print_once()
 
+    def operation(self, op: Op) -> Any:
+        """What mpi4py calls it."""
+        return getattr(self._mpi, op.name)
+
     def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None:
         entered = now()
-        self.raw.Allreduce(self._source(sendbuf), recvbuf, getattr(self._mpi, op.name))
+        self.raw.Allreduce(self._source(sendbuf), recvbuf, self.operation(op))
         self._synchronised(entered, entered)
         self.meter.sent(allreduce_bytes(self.size, recvbuf.nbytes))
 
     def Iallreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> MpiRequest:
         entered = now()
-        request = self.raw.Iallreduce(self._source(sendbuf), recvbuf, getattr(self._mpi, op.name))
+        request = self.raw.Iallreduce(self._source(sendbuf), recvbuf, self.operation(op))
         self.meter.moving += now() - entered
         self.meter.sent(allreduce_bytes(self.size, recvbuf.nbytes))
         return MpiRequest(request, self, (sendbuf, recvbuf), collective=True)

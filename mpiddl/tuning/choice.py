@@ -106,7 +106,7 @@ class Forced:
         self._algorithms, self._others = algorithms, others
 
     def algorithm(self, call: str, nbytes: int) -> str:
-        return self._algorithms.get(call) or self._others.algorithm(call, nbytes)
+        return self._algorithms.get(self._key(call)) or self._others.algorithm(call, nbytes)
 
     def floor(self, call: str) -> float:
         """The algorithms count from 0 bytes on."""
@@ -114,9 +114,13 @@ class Forced:
 
     def choose(self, call: str, nbytes: int) -> Choice:
         """The same as `algorithm`, with reasons."""
-        if call in self._algorithms:
-            return Choice(self._algorithms[call], "asked for by the program")
+        if self._key(call) in self._algorithms:
+            return Choice(self._algorithms[self._key(call)], "asked for by the program")
         return self._others.choose(call, nbytes)
+
+    def _key(self, call: str) -> str:
+        """What is asked for a call counts for all types and operations, unless it is asked for those without a kernel alone."""
+        return call if call in self._algorithms else call.removesuffix("_unfused")
 
 
 def check_algorithms(algorithms: Mapping[str, str]) -> dict[str, str]:

@@ -18,6 +18,12 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
 }
 """Of each call; the library's own algorithm is always one."""
 
+UNFUSED = {call: f"{call}_unfused" for call in ("allreduce", "reduce", "reduce_scatter")}
+"""What these are called in tables where no compiled kernel adds in shared memory (`mpiddl.collectives.base.fused`): for all
+types and operations but sums of float32 and float64."""
+
+CANDIDATES |= {name: CANDIDATES[call] for call, name in UNFUSED.items()}
+
 FEW = 4
 """Ranks of a node for which there are measurements; their arrays are summed in one call of a kernel."""
 
@@ -69,8 +75,10 @@ with MPICH, are slower than the library's (``mpiddl bench iallreduce``)."""
 def steps(topology: Topology, call: str, library: str, reads: bool) -> Steps:
     """From how many bytes on which algorithm, ascending; ``library``: the MPI library's name and version; ``reads``: all ranks
     may read each other's memory."""
-    if topology.size == 1:
+    unfused = call in UNFUSED.values()
+    if topology.size == 1 or (unfused and len(topology.nodes) == 1):  # numpy adds more slowly than the library
         return ()
+    call = call.removesuffix("_unfused")
     if len(topology.nodes) == 1:
         known = ONE_NODE if topology.size <= FEW else ONE_LARGE_NODE
         if reads and topology.size <= FEW and call in READ_BYTES:
