@@ -50,7 +50,8 @@ Examples:
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
               help="File to write the table to.  [default: ~/.config/mpiddl/tune.toml]")
 @click.option("--calls", default=",".join(TUNED), callback=_calls, metavar="NAME,...",
-              help="MPI calls to measure; \"_unfused\": reductions other than sums of float32 and float64.  [default: all]")
+              help="MPI calls to measure. A name with \"unfused\" stands for reductions other than sums of float32 and "
+                   "float64.  [default: all]")
 @click.option("--sizes", default="1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB", show_default=True, callback=read_sizes,
               metavar="N,N,...", help="Total sizes in bytes.")
 @click.option("--seconds", default=1.0, show_default=True, callback=read_seconds, metavar="S",
