@@ -14,6 +14,7 @@ from mpiddl.conditions import Conditions
 from mpiddl.errors import CommError, UsageError
 from mpiddl.job import read_drop, read_slow
 from mpiddl.strategies import NAMES
+from mpiddl.strategies.parameter_server import ParameterServer
 from mpiddl.transport import virtual
 from mpiddl.transport.base import ANY_SOURCE, IN_PLACE
 from mpiddl.transport.virtual import Wire
@@ -253,3 +254,13 @@ def test_a_look_for_messages_takes_no_time_and_finds_what_has_come():
 
     seen, clock = simulated(2, program, latency=1.0)[1]
     assert seen == [None, None, None, (0, 7)] and clock == pytest.approx(2.4)
+
+
+def test_who_waits_for_a_meeting_is_told_when_the_other_worker_has_left(tmp_path, monkeypatch):
+    """The slower worker makes the push with which a meeting is due while the other one is on its way out."""
+    told, nobody_meets = [], ParameterServer._nobody_meets
+    monkeypatch.setattr(ParameterServer, "_nobody_meets", lambda self, *rest: told.append(1) or nobody_meets(self, *rest))
+    settings = {**JOB, "simulate": 3, "strategy": "asgd:communication=two-sided", "slow": "0:1.02", "drop": "1:3",
+                "checkpoint_every": 3, "message_seconds": 0.3, "out": tmp_path}
+    summary = mpiddl.train("softmax", "digits", **settings).summary
+    assert told == [1] and summary["staleness"]["pushes"] == 2 * summary["steps"]

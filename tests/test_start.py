@@ -114,9 +114,10 @@ import mpiddl
 
 world, x = MPI.COMM_WORLD, np.full(4 << 20, MPI.COMM_WORLD.rank + 1.0)
 comm, size, y = mpiddl.Communicator(world), world.size, np.zeros_like(x)
+forced = mpiddl.Communicator(world.Dup(), algorithms={"allreduce": "two-step"})
 for n in (1000, 100_000, x.size):
     for op, wanted in ((MPI.MAX, size), (MPI.SUM, size * (size + 1) / 2), (MPI.MIN, 1)):
-        for one in (comm, world):
+        for one in (comm, forced, world):
             one.Allreduce(x[:n], y[:n], op)
             assert (y[:n] == wanted).all()
         comm.Iallreduce(x[:n], y[:n], op).Wait()

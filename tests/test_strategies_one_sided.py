@@ -17,6 +17,7 @@ from mpiddl.kernels.lock import STATE, WORDS, acquire, begin_change, changes, le
 import mpiddl
 from mpiddl.errors import CommError, UsageError
 from mpiddl.strategies import ASGD, DANA, DDCASGD, Replica, Step, make_strategy, trial
+from mpiddl.strategies.ledger import Ledger
 from mpiddl.strategies.one_sided import OneSided
 from mpiddl.topology import neighbours
 from mpiddl.transport import virtual
@@ -125,6 +126,40 @@ def test_moments_of_the_model_are_those_of_all_pushes(comm, placed, rule):
         pushes = 6 if rule is DANA else 6 * comm.size
         np.testing.assert_allclose(moments["pushes"], pushes)
         assert comm.allgather(seen) == [100 + pushes] * comm.size
+
+
+@pytest.mark.mpi
+def test_sums_over_layers_come_with_a_gradient(comm, placed):
+    told = []
+
+    class Telling(ASGD):
+        sums_layers = True
+
+        def correct(self, state, push):
+            told.append((push.worker, push.sums.tolist(), push.layers))
+            return 1.0
+
+    layers, servers = [slice(0, 5), slice(5, 12)], comm.size
+    replica = Replica(np.zeros(12), {}, lambda *arguments: None, lambda steps: 1.0, layers=layers)
+    strategy = OneSided(Telling(servers))
+    state = strategy.init(placed, replica)
+    strategy.combine(placed, state, np.full(12, -1.0 - comm.rank), replica, Step(0, 1, comm.size, 1.0, 1))
+    strategy.finish(placed, state, replica)
+    told = list(chain.from_iterable(comm.allgather(told)))
+    assert len(told) == comm.size * servers
+    assert all(sums == [5 * (worker + 1), 7 * (worker + 1)] for worker, sums, _ in told)
+    assert sum(part.stop - part.start for _, _, parts in told for _, part in parts) == 12 * comm.size
+
+
+@pytest.mark.mpi
+def test_a_worker_that_leaves_releases_those_that_wait_for_a_meeting(comm, link):
+    ledger = Ledger(link, np.zeros(Ledger.WORDS, np.int64))
+    ledger.begin(0, 0)
+    number = ledger.arrive(10, 10, 100)
+    assert (number, ledger.decided(number)) == (1, int(comm.size == 1))
+    if comm.size > 1:
+        ledger.leave()
+        assert ledger.decided(number) == -1 and ledger.arrive(20, 10, 100) == 0
 
 
 @pytest.mark.mpi(min_size=2)
