@@ -223,3 +223,13 @@ def test_the_doctor_says_that_numba_is_told_not_to_compile(command):
     assert finished.returncode == 1
     assert "Traceback" not in finished.stdout + finished.stderr
     assert "FAIL  numba cache" in finished.stdout and "unset NUMBA_DISABLE_JIT" in finished.stdout
+
+
+@pytest.mark.no_mpi
+def test_a_kernel_is_filed_under_the_sources_of_all_kernels():
+    from mpiddl.kernels import jit
+
+    def doubled(x):
+        return 2 * x
+
+    assert jit.kernel(doubled)(2) == 4 and doubled.__qualname__.endswith(f"doubled-{jit._fingerprint()}")

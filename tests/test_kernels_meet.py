@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -219,9 +220,13 @@ def test_one_rank_gathers_or_none_does(count, root):
 def test_what_cannot_be_read_is_known_to_all_and_nobody_waits():
     count, dtype, ranks = 3, "float32", places(3)
     told = [np.zeros(WORDS, np.int64) for _ in range(count)]
-    sources, results = inputs_of(count, 100, dtype, 1), [np.zeros(100, dtype) for _ in range(count)]
+    sources, bounds = inputs_of(count, 100, dtype, 1), slices(100, 4, count)
+    kept = [source.copy() for source in sources]
     who = [np.full(count, os.getpid() if rank != 1 else -1, np.int32) for rank in range(count)]
-    take_turns(reads(sources, results, slices(100, 4, count), [0] * count, [True] * count, who, told, ranks))
+    take_turns(reads(sources, sources, bounds, [0] * count, [True] * count, who, told, ranks))
+    for rank, (source, before) in enumerate(zip(sources, kept, strict=True)):  # what the failed rank still has to read
+        assert all((source[begin:end] == before[begin:end]).all() for other, (begin, end) in enumerate(pairwise(bounds))
+                   if other != rank)
     assert [bool(one[FAILED]) for one in told] == [False, True, False]
     assert [one[DONE] == one[LAST] for one in told] == [True, False, True] and told[1][DONE] == told[1][FIRST]
     assert all(state[UNREAD] for _, state, _, _ in ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from mpiddl.clock import now
 from mpiddl.errors import CommError, DataError, MismatchError, MpiddlError, UsageError
@@ -250,3 +251,25 @@ def test_a_link_lends_the_same_duplicate_until_something_fails_there(comm):
         assert third is not first and total[0] == comm.size
     link.Free()
     assert third.freed
+
+
+@pytest.mark.mpi
+def test_a_request_that_has_failed_fails_again(comm, link):
+    """After its first error an MPI library takes a request for complete."""
+
+    class Failing:
+        answers = iter([False])
+
+        def Test(self):
+            if next(self.answers, True):
+                return True
+            raise MPI.Exception(MPI.ERR_TRUNCATE)
+
+        Wait = Test
+
+    request, sent = link.Irecv(np.zeros(9), link.rank, 5), link.Isend(np.zeros(9), link.rank, 5)
+    raw, request.raw = request.raw, Failing()
+    for ask in (request.Wait, request.Wait, request.Test):
+        with pytest.raises(MPI.Exception):
+            ask()
+    raw.Wait(), sent.Wait()
