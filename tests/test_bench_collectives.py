@@ -70,8 +70,9 @@ def test_each_call_has_new_inputs_and_its_result_is_read(link, monkeypatch):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("call", ["allreduce", "bcast"])
 def test_every_setting_of_the_library_gives_the_same(link, call):
-    x = np.full(1000, link.rank + 1.0)
+    x, level = np.full(1000, link.rank + 1.0), load_mpi().Query_thread()
     with rivals(link, call) as settings:
+        assert load_mpi().Query_thread() == level
         assert bool(settings) == link.library().startswith("Open MPI")
         assert not settings or {"^han", "sm", "tuned chain" if call == "bcast" else "tuned ring"} <= set(settings)
         for comm in settings.values():

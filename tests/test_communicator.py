@@ -161,15 +161,18 @@ def test_ranks_may_use_different_objects_on_one_handle(comm, tmp_path):
     sister = Communicator(dup)
     for pair in ((world, late), (early, plain), (dup, sister), (sister, sister.f2py(sister.py2f()))):
         for n in (10, 100_000):
-            one, total = pair[comm.rank % 2], np.zeros(n)
+            one, ones, total = pair[comm.rank % 2], np.ones(n), np.zeros(n)
             assert comm.allgather(str(one.why("allreduce", 8 * n))) == [str(one.why("allreduce", 8 * n))] * comm.size
-            one.Iallreduce(np.ones(n), total).Wait()
+            one.Iallreduce(ones, total).Wait()  # mpi4py itself keeps no array alive
             assert (total == comm.size).all()
             one.Allreduce(np.ones(n), total)
             one.Ibcast(total, 1).Wait()
             assert (total == comm.size).all()
     assert late._algorithms == world._algorithms
     dup.Free()
+    if world._own._progress is not None:  # COMM_WORLD is never freed, and its thread stays
+        world._own._progress.Free()
+        world._own._progress = None
 
 
 @pytest.mark.mpi(min_size=2)

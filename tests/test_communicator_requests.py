@@ -66,9 +66,12 @@ def test_long_requests_are_ours_between_nodes_only(comm, monkeypatch, nodes):
     monkeypatch.setattr(MpiComm, "nodes", lambda link: [min(rank, nodes - 1) for rank in range(link.size)])
     MPI, one, x = load_mpi(), Communicator(comm.Dup()), np.full(1 << 17, comm.rank + 1.0)
     total, short, cast = np.zeros(1 << 17), np.zeros(100_000), np.zeros(1 << 17)
-    requests = [one.Iallreduce(x, total), one.Iallreduce(x[:100_000], short), one.Ibcast(cast)]
+    room, part = np.zeros(1 << 18), np.zeros(100_000)  # a message may lie in a longer buffer on some of the ranks
+    piece = [room, part.size, MPI.DOUBLE] if comm.rank == 0 else part
+    requests = [one.Iallreduce(x, total), one.Iallreduce(x[:100_000], short), one.Ibcast(cast),
+                one.Iallreduce(x[:100_000], piece), one.Ibcast(piece)]
     ours = nodes > 1 and MPI.Get_library_version().startswith("Open MPI")
-    assert [isinstance(request, CollectiveRequest) for request in requests] == [ours, False, ours]
+    assert [isinstance(request, CollectiveRequest) for request in requests] == [ours, False, ours, False, False]
     MPI.Request.Waitall(requests)
     assert (total == comm.size * (comm.size + 1) / 2).all()
     one.Free()

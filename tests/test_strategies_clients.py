@@ -14,7 +14,7 @@ from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 
 import mpiddl
 from mpiddl.errors import UsageError
-from mpiddl.strategies import AllReduce, Auto, Delayed, Hierarchical, LocalSGD, Replica, Ring, Step, Strategy, chain
+from mpiddl.strategies import AllReduce, Alone, Auto, Delayed, Hierarchical, LocalSGD, Replica, Ring, Step, Strategy, chain
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
@@ -155,6 +155,15 @@ def test_a_chain_of_one_is_its_member():
 def test_gradients_are_summed_once(pair):
     with pytest.raises(UsageError, match=re.escape(f"chain: got {pair[0]!r} and {pair[1]!r}, which each sum the gradients")):
         chain(*pair)
+
+
+def test_gradients_are_summed_once_also_by_a_users_strategy():
+    class Summing(Strategy):
+        sums_gradients = True
+
+    with pytest.raises(UsageError, match="which each sum the gradients"):
+        chain(Summing(), AllReduce())
+    assert not Alone().sums and not chain(Alone(), LocalSGD()).sums
 
 
 def test_a_chain_guesses_if_its_last_member_does():

@@ -80,7 +80,8 @@ class _Tools:
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(_file())
-        self.library.MPI_T_init_thread(0, ctypes.byref(ctypes.c_int()))
+        level = load_mpi().Query_thread()  # in Open MPI it is the level of all calls from then on
+        self.library.MPI_T_init_thread(level, ctypes.byref(ctypes.c_int()))
 
     def variable(self, name: str) -> _Variable | None:
         """A control variable, if there is one of this name."""

@@ -136,7 +136,8 @@ class Faster(_Base):
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> MPI.Request:
         self._check()
-        found = self._reduction(sendbuf, recvbuf, op) if largest(recvbuf) >= self._floor("iallreduce") else None
+        least = self._floor("iallreduce")
+        found = self._reduction(sendbuf, recvbuf, op, least) if largest(recvbuf) >= least else None
         if found is None:
             return MPI.Comm.Iallreduce(self, sendbuf, recvbuf, op)
         (link, algorithm), source, result, known = found
@@ -150,7 +151,8 @@ class Faster(_Base):
 
     def Ibcast(self, buf: Any, root: int = 0) -> MPI.Request:
         self._check()
-        found = self._data(buf, root) if largest(buf) >= self._floor("ibcast") else None
+        least = self._floor("ibcast")
+        found = self._data(buf, root, least) if largest(buf) >= least else None
         if found is None:
             return MPI.Comm.Ibcast(self, buf, root)
         (link, algorithm), data, rank = found
@@ -193,10 +195,12 @@ class Faster(_Base):
             result.put_back()
         return True
 
-    def _reduction(self, sendbuf: Any, recvbuf: Any, op: Any) -> Reduction | None:
+    def _reduction(self, sendbuf: Any, recvbuf: Any, op: Any, least: float = 0) -> Reduction | None:
         """What an all-reduce takes, if it is one for us."""
         known = _op(op)
         result = numbers(recvbuf) if known is not None else None
+        if result is not None and result.array.nbytes < least:  # the message; the buffer around it may be longer on some ranks
+            return None
         way = self._way("allreduce", result.array.nbytes, result.array.dtype, known) if result is not None else None
         if known is None or result is None or way is None:
             return None
@@ -252,9 +256,11 @@ class Faster(_Base):
             data.put_back()
         return True
 
-    def _data(self, buf: Any, root: int) -> tuple[tuple[MpiComm, str], Memory, int] | None:
+    def _data(self, buf: Any, root: int, least: float = 0) -> tuple[tuple[MpiComm, str], Memory, int] | None:
         """What a broadcast takes, if it is one for us."""
         data = payload(buf)
+        if data is not None and data.array.nbytes < least:
+            return None
         way = self._way("bcast", data.array.nbytes) if data is not None else None
         rank = _rank(root, way[0]) if way is not None else None
         if data is None or way is None or rank is None:

@@ -23,7 +23,6 @@ class AllReduce(Strategy):
     """Sum the gradients over all ranks in every step."""
 
     sums_gradients = True
-    sums = True
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
         if comm.size > 1:

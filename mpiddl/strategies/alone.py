@@ -16,6 +16,7 @@ class Alone(Strategy):
     """Train on one rank without communication."""
 
     sums_gradients = True
+    sums = False
 
     def check(self, size: int) -> None:
         if size != 1:

@@ -35,7 +35,6 @@ class Auto(Strategy):
 
     bucket_bytes: int = 0
     sums_gradients = True
-    sums = True
 
     def __post_init__(self) -> None:
         if self.bucket_bytes < 0:

@@ -194,6 +194,10 @@ class Strategy:
     by_shard: bool = False
     optimisers: tuple[str, ...] = ()
 
+    def __init_subclass__(cls) -> None:
+        if vars(cls).get("sums_gradients") and "sums" not in vars(cls):
+            cls.sums = True
+
     def __repr__(self) -> str:
         """The class, and those of its attributes that are numbers, words or None."""
         plain = {name: value for name, value in vars(self).items() if isinstance(value, (bool, int, float, str, type(None)))}

@@ -25,7 +25,6 @@ class Ring(Strategy):
     """Sum the gradients over all ranks in every step, round a ring; ``overlap=1``: during the backward pass."""
 
     sums_gradients = True
-    sums = True
 
     overlap: int = 0
 

@@ -27,7 +27,6 @@ class Tree(Strategy):
     """Sum the gradients over all shards of all ranks in every step, in one tree."""
 
     sums_gradients = True
-    sums = True
     by_shard = True
 
     def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:

@@ -27,7 +27,6 @@ class TwoStep(Strategy):
     """Sum the gradients over all ranks in every step, in two steps. ``form``: all ranks or one leader talk to other nodes."""
 
     sums_gradients = True
-    sums = True
 
     form: str = "slices"
 
