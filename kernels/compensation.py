@@ -12,6 +12,7 @@ from .jit import kernel
 from .lanes import least_of
 
 SUMS = 32
+"""Running sums of `sum_of_magnitudes`: independent additions, which a vector can hold."""
 
 
 @kernel

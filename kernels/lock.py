@@ -1,9 +1,9 @@
 """A fair lock and a count of changes, in memory that several processes share.
 
-Who comes draws a number, who leaves calls up the next one: first come, first served. Who gives up waiting marks the number that
-it has drawn, and marked numbers are passed over. The count is odd while somebody writes, and even, two more, when he is done:
-who copies what it guards and finds it even before and unchanged after has a copy from between two changes, and has held nobody
-up.
+A process that wants the lock draws a number. The process that leaves the lock calls the next number: first come, first served.
+A process that gives up waiting marks its number, and marked numbers are skipped. The count is odd during a change, and each
+change adds two to it. A process copies the guarded data without the lock: if the count was even before the copy and is the same
+after it, the copy is from between two changes. No other process waits for the copy.
 
 Cost: a lock that is free, one atomic addition and three cache lines; a change, two stores more; a copy, two loads more.
 References: J. Mellor-Crummey, M. Scott, Algorithms for scalable synchronization on shared-memory multiprocessors, ACM TOCS
@@ -22,12 +22,12 @@ LINE = 16
 
 NEXT, TURN, COUNT, GIVEN_UP = 0, LINE, 2 * LINE, 3 * LINE
 WORDS = 4 * LINE
-"""int64 words of a lock; zero at first. The last line has a bit for each of 1024 numbers in turn: so many may wait."""
+"""int64 words of a lock; zero at first. The last line has a bit for each of 1024 successive numbers: at most so many wait."""
 
 DRAWN, HELD, WRITING = 0, 1, 2
 STATE = 3
-"""int64 words of one who takes locks, zero at first: one more than the number that it has drawn, or 0; whether it has the lock,
-and writes."""
+"""int64 words of a process that takes the lock, zero at first: one more than its number, or 0; whether it has the lock; whether
+it is writing."""
 
 
 @kernel
@@ -54,14 +54,15 @@ def acquire(words, state, patience):
 
 @kernel
 def leave(words, state):
-    """End the change if there is one, and give the lock to the next; who waits for it gives that up."""
+    """End the change if there is one, and give the lock to the next process. A process that still waits gives up its number."""
     if state[WRITING]:
         put(base(words) + 8 * COUNT, look(base(words) + 8 * COUNT) + 1)
     if state[DRAWN]:
         number = state[DRAWN] - 1
         mark(_word(words, number), _bit(number))
         fence()
-        # Who has called the number up before it was marked has not seen the mark: one of the two takes it away, and goes on.
+        # If the number was called before it was marked, the calling process has not seen the mark. Whichever of the two
+        # processes clears the mark calls the next number.
         if look(base(words) + 8 * TURN) == number and _taken_away(words, number):
             _call_next(words)
     elif state[HELD]:
@@ -71,7 +72,7 @@ def leave(words, state):
 
 @inlined
 def _call_next(words):
-    """The first number after this one that nobody has given up."""
+    """Call the first number after this one that is not marked."""
     number = look(base(words) + 8 * TURN)
     while True:
         number += 1
@@ -83,7 +84,7 @@ def _call_next(words):
 
 @inlined
 def _taken_away(words, number):
-    """Whether the number was marked, and the mark is taken away by this call."""
+    """Clear the mark of a number. Returns whether it was marked, and this call has cleared it."""
     word, bit = _word(words, number), _bit(number)
     return look(word) & bit != 0 and unmark(word, bit) & bit != 0
 

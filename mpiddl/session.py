@@ -202,14 +202,13 @@ def _trainers(layout: Layout, placements: list[Placement]) -> int:
 
 def _plan(job: Job, placements: list[Placement], rank: int, rows: Any, layout: Layout, strategy: Strategy) -> Plan:
     """The plan of ``rank``. Workers of a parameter server take only steps with rows; an epoch ends after all of these."""
-    filled = [layout.filled_steps(placement.shards) for placement in placements if placement.endless]
-    epoch = -(-sum(map(len, filled)) // len(filled)) if filled else layout.steps_per_epoch
+    filled = {worker: layout.filled_steps(placement.shards) for worker, placement in enumerate(placements) if placement.endless}
+    epoch = -(-sum(map(len, filled.values())) // len(filled)) if filled else layout.steps_per_epoch
     whole = job.epochs * epoch
     schedule = make_schedule(job, epoch, whole)  # of the whole run, wherever max_steps cuts it
     steps = min(whole, job.max_steps or whole)
     return Plan(placements[rank], rows, layout.batch_rows, epoch, steps, whole, schedule, job.clip, strategy.by_shard,
-                filled=layout.filled_steps(placements[rank].shards) if placements[rank].endless else None,
-                trainers=_trainers(layout, placements))
+                filled=filled.get(rank), trainers=_trainers(layout, placements))
 
 
 def _meet(job: Job, plan: Plan, folder: Folder | None) -> int:

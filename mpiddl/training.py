@@ -259,8 +259,8 @@ def _finish(link: Any, control: Any, session: Session, state: State, watch: Watc
             final: np.ndarray | None) -> dict[str, Any] | None:
     """Let the strategy finish, and keep the outcome; returns the last checkpoint's manifest. Collective.
 
-    A run cut short is kept as it was before, so that it goes on later as if it had not been. ``final``: the parameters of a run
-    that had finished before; they stay as they are, to the bit.
+    A run that a limit has cut short is saved before `finish`, so that a resumed run gives the bits of a run without a limit.
+    ``final``: the parameters of a run that had finished before; they are kept, to the bit.
     """
     strategy, manifest = session.strategy, None
     cut = strategy.lockstep and state.index < session.plan.whole

@@ -44,7 +44,8 @@ MESSAGES = {
     "load": ('mpiddl.load("nothing")', "nothing: got no checkpoint, expected"),
     "fit": ("from mpiddl.decomposition import PCA; PCA(n_components=2, tol=-1).fit(X)",
             "tol: got -1, expected a number from 0 to below 1"),
-    "communicator": ("mpiddl.Communicator(MPI.COMM_NULL)", "comm: got COMM_NULL, expected an intra-communicator"),
+    "communicator": ('mpiddl.Communicator(WORLD, algorithms={"bcast": "ring"})',
+                     "algorithms: got 'ring' for bcast, expected one of library"),
     "differ": ('mpiddl.train("mlp", "digits", epochs=WORLD.rank)', "settings: epochs: rank 0 got 0, but rank 1 got 1;"),
 }
 

@@ -25,10 +25,10 @@ COMBINE: dict[Op, np.ufunc] = {SUM: np.add, MIN: np.minimum, MAX: np.maximum, PR
 """numpy's loops run at the speed of memory and give up the interpreter lock. MIN and MAX hand on what is not a number."""
 
 LARGEST = 2**31 - 1
+"""Elements of one message that every MPI library takes."""
 
 FUSED = "fd"
 """Types, by numpy's characters, of which a compiled kernel adds the arrays of a node in shared memory."""
-"""Elements of one message that every MPI library takes."""
 
 
 class Started:
@@ -307,7 +307,7 @@ def flat(name: str, array: Any, writable: bool = False) -> np.ndarray:
 
 
 def fused(dtype: np.dtype, op: Op) -> bool:
-    """Whether a compiled kernel reduces the arrays of a node in shared memory."""
+    """Whether a compiled kernel reduces arrays of this type with ``op`` in the shared memory of a node."""
     return op is SUM and dtype.char in FUSED
 
 

@@ -329,7 +329,7 @@ class Faster(_Base):
         return private.link, algorithm
 
     def _others(self, call: str, buffer: Any, op: Any) -> bool:
-        """Whether it is seen at once that a reduction is the library's: no kernel adds such arrays."""
+        """A quick test whether a reduction of a plain array is the library's, because no kernel reduces such arrays."""
         if self._choice is None:
             return self._early(buffer, op)
         if type(buffer) is not np.ndarray or (op is MPI.SUM and buffer.dtype.char in FUSED):
@@ -337,7 +337,7 @@ class Faster(_Base):
         return buffer.nbytes < self._floors[UNFUSED[call]]
 
     def _early(self, buffer: Any, op: Any = MPI.SUM) -> bool:
-        """The short form of `_worth` for what most programs give, on a communicator that is soon freed: still the library's."""
+        """A quick form of `_worth` for plain arrays: whether a communicator is not prepared and the call is the library's."""
         if type(buffer) is not np.ndarray or op is not MPI.SUM or buffer.dtype.char not in REDUCED or self._algorithms:
             return False
         nbytes = self._nbytes + buffer.nbytes
@@ -410,7 +410,7 @@ class Faster(_Base):
         shortcuts.take(self, Faster, self._floors)
 
     def _stop(self) -> None:
-        """The handle is freed: whoever has it still takes a closer look at every call."""
+        """The handle is freed. Each later call on this object checks that, and raises an error."""
         shortcuts.drop(self)
         self._floors = _NO_FLOORS
 

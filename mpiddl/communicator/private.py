@@ -46,7 +46,7 @@ for compiled kernels."""
 
 
 class Private:
-    """Kept as an attribute of the handle: it goes with it, whoever frees it, and all objects on the handle have the same.
+    """What mpiddl keeps as an attribute of an MPI handle. It is freed with the handle, and all objects on the handle share it.
 
     link : until `prepare`, None: all calls are the library's.
     enough : bytes of calls on a communicator made from this one until it is prepared.

@@ -15,8 +15,10 @@ from mpiddl.transport.message import TAGS, to_oneself
 
 
 class Job:
-    """A collective, and what went wrong with what was to be done when it was over. ``told``: the program waits for this one
-    itself, and gets what went wrong."""
+    """A collective, and the error of the work after it, if there was one.
+
+    told : the program waits for this request itself, and gets the error.
+    """
 
     def __init__(self, started: Started):
         self.started, self.told = started, False
@@ -119,8 +121,8 @@ def _query(status: Any, job: Job) -> None:
 
 
 def _message(job: Job) -> tuple[MPI.Request, Callable[[], None]]:
-    """The same as a message to this rank itself, which is sent in the end: empty, or too long for the receive if something went
-    wrong. Open MPI 5.0 does not tell of the receive that it has failed if that was before ``Waitall``."""
+    """The same as a receive from this rank itself. At the end this rank sends an empty message, or, after an error, one that is
+    too long for the receive. Open MPI 5.0 reports no error in ``Waitall`` for a receive that has failed before."""
     own, tag = to_oneself("requests"), next(TAGS)
 
     def end() -> None:

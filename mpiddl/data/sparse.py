@@ -38,7 +38,7 @@ def checked_csr(x: Any, name: str) -> Any:
 
 
 def _made_anew(x: Any, name: str) -> Any:
-    """The same matrix, checked, and without what SciPy has noted of the indices, which may have been changed since."""
+    """The same matrix, checked. SciPy's flags about the indices are dropped, because the indices may have changed since."""
     kind = type(x)
     if x.format in ("csr", "csc", "bsr"):
         _check_pointers(x, name)

@@ -58,7 +58,7 @@ class Guard:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Have the lock for the length of a block, after all who came before; whatever is raised, others get it after that."""
+        """Have the lock during a block, after all who came before. Others get it afterwards, also after an exception."""
         until = now() + self._limit_s
         try:
             while not self._lock.acquire(self._words, self._state, PATIENCE):

@@ -156,8 +156,10 @@ _MAKING = Lock()
 
 
 def to_oneself(purpose: str = "packing") -> Any:
-    """A communicator for messages to oneself, on which nobody else receives. Messages that may stay under way for long have
-    another one than those that are received at once: tags come again."""
+    """A communicator for messages of this rank to itself, one for each ``purpose``.
+
+    Tags repeat. Messages that may be in flight for long therefore need a communicator of their own.
+    """
     with _MAKING:
         return _own_self(purpose)
 

@@ -178,7 +178,7 @@ def _free() -> int | None:
 
 
 def _reserve(free: int) -> int:
-    """Bytes of those that are free which stay so: MPI libraries take more as they go on; MPICH crashes where there is none."""
+    """Free bytes that mpiddl does not take. MPI libraries take more during a run, and MPICH crashes where there are none."""
     return min(RESERVED_BYTES, free // 2)
 
 
@@ -203,9 +203,9 @@ def _together(comm: Any, act: Callable[[], Any], nbytes: int) -> Any:
 
 def _agree(comm: Any, failed: Exception | None, nbytes: int) -> None:
     """A `SharedMemoryError` on all ranks if something has ``failed`` on one of them; ``nbytes`` are wanted in all."""
-    told = comm.allgather(None if failed is None else _words(comm, failed, nbytes))
-    if any(told):
-        raise SharedMemoryError(f"shared memory: {next(filter(None, told))}")
+    troubles = comm.allgather(None if failed is None else _words(comm, failed, nbytes))
+    if any(troubles):
+        raise SharedMemoryError(f"shared memory: {next(filter(None, troubles))}")
 
 
 def _words(comm: Any, failed: Exception, nbytes: int) -> str:
