@@ -177,6 +177,32 @@ def test_ranks_may_use_different_objects_on_one_handle(comm, tmp_path):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.limit(60)
+@pytest.mark.parametrize("number", ["handle", "toint", "py2f"])
+@pytest.mark.parametrize("early", [True, False])
+def test_calls_of_all_objects_on_a_handle_count_together(comm, number, early):
+    """One rank uses a second object from the number of the handle, made before or after the first calls. Each object used to
+    count its own calls, so that ranks began to use our algorithms at different calls, which deadlocked."""
+    from mpiddl.communicator import Communicator
+
+    ours, n = Communicator(comm.Dup()), 1 << 16
+    late = ours.Dup()
+    late._enough = 4 * 8 * n
+    x, total, ready, used = np.ones(n), np.zeros(n), [], late
+    for k in range(6):
+        if comm.rank == 1 and k == (0 if early else 2):
+            given = getattr(late, number)
+            used = {"handle": late.fromhandle, "toint": late.fromint, "py2f": late.f2py}[number](
+                given if number == "handle" else given())
+        used.Allreduce(x, total)
+        assert (total == comm.size).all()
+        ready.append("Prepare" not in str(used.why("allreduce", 8 * n)))
+    assert ready == [False] * 3 + [True] * 3
+    late.Free()
+    ours.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.limit(60)
 @pytest.mark.parametrize("how", ["plain arrays", "other forms", "one rank has two objects"])
 def test_a_duplicate_is_prepared_when_it_is_worth_it(comm, how):
     from mpiddl.communicator import Communicator

@@ -349,14 +349,20 @@ class Faster(_Base):
     def _worth(self, call: str, nbytes: int) -> bool:
         """Whether what is kept with the handle is prepared by now; a call that waits brings that about when it has been worth
         it: on all ranks in the same call, since each of them makes all calls."""
-        if self._private is None and self.Get_attr(keyval()) is None:
-            if nbytes >= FLOOR:
-                self._nbytes += nbytes
-            if self._nbytes < self._enough and call not in self._algorithms:
-                return False
+        private = self._adopted() if self._private is None and self.Get_attr(keyval()) is not None else self._private
+        if private is not None and private.link is not None:
+            return True
+        counted = nbytes if nbytes >= FLOOR else 0
+        if private is None:
+            self._nbytes += counted
+            worth = self._nbytes >= self._enough
+        else:
+            private.nbytes += counted
+            worth = private.nbytes >= private.enough
+        if not worth and call not in self._algorithms:
+            return False
         private = self._adopted()
-        if private.link is None:
-            private.prepare(self, self._table)
+        private.prepare(self, self._table)
         return private.link is not None
 
     def _check(self) -> None:
@@ -393,10 +399,14 @@ class Faster(_Base):
             self._own.look_after()
 
     def _adopted(self) -> Private:
-        """What is kept with the handle, whatever object has prepared it. Local."""
+        """What is kept with the handle, whatever object has prepared it; all objects on the handle count together from here
+        on. Local."""
         if self._private is None:
-            self._private = private_of(self)
-            self._private.used_by(self)
+            self._private = private = private_of(self)
+            private.used_by(self)
+            if private.link is None:
+                private.nbytes += self._nbytes
+                private.enough = min(private.enough, self._enough)
         return self._private
 
     def _start(self) -> None:

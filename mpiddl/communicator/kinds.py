@@ -71,6 +71,22 @@ class _Making(Faster):
         _, arguments = cast(tuple[Any, tuple[Any, ...]], MPI.Comm.__reduce__(self))
         return _unpickled, (type(self), arguments[-1], self._table, dict(self._algorithms))
 
+    @property
+    def handle(self) -> int:
+        """The MPI handle. Another object may be made on it: from here on, what is counted until `Prepare` is kept with it."""
+        return self._shared(MPI.Comm.handle.__get__(self))
+
+    def py2f(self) -> int:
+        return self._shared(MPI.Comm.py2f(self))
+
+    def toint(self) -> int:
+        return self._shared(MPI.Comm.toint(self))
+
+    def _shared(self, number: int) -> int:
+        if self != MPI.COMM_NULL:
+            self._adopted()
+        return number
+
     @classmethod
     def f2py(cls, arg: int) -> Any:
         return _ours(MPI.Comm.f2py(arg))

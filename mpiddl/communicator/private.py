@@ -49,7 +49,8 @@ class Private:
     """What mpiddl keeps as an attribute of an MPI handle. It is freed with the handle, and all objects on the handle share it.
 
     link : until `prepare`, None: all calls are the library's.
-    enough : bytes of calls on a communicator made from this one until it is prepared.
+    nbytes, enough : of calls that might have been ours, and how many are enough to prepare; once prepared, how many are enough
+        for a communicator that is made from this one.
     floors : for each call the bytes below which it is the library's.
     refused : calls and sizes for which there is no shared memory, and why.
     """
@@ -58,7 +59,8 @@ class Private:
     choice: Any = None
     threads = False  # whether every rank has one that may move requests on
     freed = False
-    enough: float = ENOUGH_BYTES
+    nbytes = 0
+    enough = inf
     _progress: Progress | None = None
 
     def __init__(self) -> None:
