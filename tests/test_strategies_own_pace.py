@@ -217,7 +217,10 @@ def test_training_on_real_ranks(comm, name):
 def test_slow_lost_and_late_ranks_hold_up_nobody(comm, conditions, ticking):
     result = mpiddl.train("mlp", "digits", comm=comm, strategy="gossip:pace=own,graph=complete", **JOB, **conditions)
     assert len(set(comm.allgather(weights(result).tobytes()))) == 1
-    assert result.summary["test_accuracy"] > 0.05
+    if "max_seconds" in conditions:
+        assert result.summary["steps"] < 10  # of 66
+    else:
+        assert result.summary["test_accuracy"] > 0.6
 
 
 @pytest.mark.parametrize("name", NAMES)
