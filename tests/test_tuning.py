@@ -224,9 +224,14 @@ def test_tune_measures_writes_and_shows(mpirun, tmp_path):
     done = mpirun(2, "mpiddl", "bench", "communicator", "--table", path, "--calls", "allreduce,barrier", "--sizes", "8B,64KiB",
                   "--seconds", "0.01", "--json", out)
     assert done.returncode == 0, done.stderr
-    rows = json.loads(out.read_text())["rows"]
+    rows, everything = json.loads(out.read_text())["rows"], done.stdout
     assert {row["case"].partition(",")[0] for row in rows} == {"allreduce 8 B", "allreduce 64 KiB", "barrier 0 B"}
     assert all(row["of_best"] == pytest.approx(row["best_seconds"] / row["seconds"]) for row in rows)
+    done = mpirun(2, "mpiddl", "bench", "communicator", "--default-only", "--table", path, "--calls", "allreduce",
+                  "--sizes", "64KiB", "--dtype", "int32", "--op", "max", "--seconds", "0.01", "--json", out)
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["case"].startswith("allreduce int32 max 64 KiB") and row["best_seconds"] == row["baseline_seconds"]
+    assert "of best" in everything and "of best" not in done.stdout
 
 
 @pytest.mark.more

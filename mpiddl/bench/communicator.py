@@ -13,6 +13,7 @@ over ours).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -45,7 +46,7 @@ CALLED = {"reduce_scatter": "reduce_scatter_block"}
 
 
 def run(env: Any, calls: Sequence[str], sizes: Sequence[int] = SIZES, seconds: float = 2.0,
-        table: Path | None = None, dtype: str = "float32", op: str = "sum") -> list[dict[str, Any]]:
+        table: Path | None = None, dtype: str = "float32", op: str = "sum", everything: bool = True) -> list[dict[str, Any]]:
     """Rows for every call and size, on rank 0; elsewhere none.
 
     Parameters
@@ -60,6 +61,8 @@ def run(env: Any, calls: Sequence[str], sizes: Sequence[int] = SIZES, seconds: f
         Of ``mpiddl tune``; else the communicator takes the user's.
     dtype, op : str
         Of reductions: a dtype of numpy's, and sum, min, max or prod.
+    everything : bool
+        Whether the library's other settings and all algorithms take part, too.
 
     Communication
     -------------
@@ -71,7 +74,7 @@ def run(env: Any, calls: Sequence[str], sizes: Sequence[int] = SIZES, seconds: f
         from mpiddl.communicator import Communicator
 
         comm = Communicator(link.raw, table)
-        rows = [row for call in calls for row in _rows(link, comm, call, sizes, seconds, dtype, op)]
+        rows = [row for call in calls for row in _rows(link, comm, call, sizes, seconds, dtype, op, everything)]
     rank = link.rank
     link.Free()
     return [] if rank else rows
@@ -141,17 +144,21 @@ def _entry(link: Any, place: Any, call: str, sizes: tuple[int, ...], seconds: fl
     return link.bcast(Entry(place, call, sizes, complete))
 
 
-def _rows(link: Any, comm: Any, call: str, sizes: Sequence[int], seconds: float, dtype: str,
-          op: str) -> Iterator[dict[str, Any]]:
-    with rivals(link, CALLED.get(call, call)) as settings:
+def _rows(link: Any, comm: Any, call: str, sizes: Sequence[int], seconds: float, dtype: str, op: str,
+          everything: bool) -> Iterator[dict[str, Any]]:
+    with rivals(link, CALLED.get(call, call)) if everything else nullcontext({}) as settings:
         for size in _sizes(call, sizes):
-            yield _row(link, comm, _Arrays(link, call, size, dtype, op), size, seconds, settings)
+            arrays = _Arrays(link, call, size, dtype, op)
+            others = (_forced(link, arrays, size < LONG_ROUNDS, settings) if everything
+                      else {LIBRARY: arrays.contender(link.raw)})  # fmt: skip
+            yield _row(link, comm, arrays, size, seconds, others)
 
 
-def _row(link: Any, comm: Any, arrays: _Arrays, size: int, seconds: float, settings: dict[str, Any]) -> dict[str, Any]:
+def _row(link: Any, comm: Any, arrays: _Arrays, size: int, seconds: float,
+         others: dict[str, Contender]) -> dict[str, Any]:
     call, kind = arrays.name, f" {arrays.dtype} {arrays.op}"
     kind = "" if kind == " float32 sum" else kind
-    contenders = {OURS: arrays.contender(comm), **_forced(link, arrays, size < LONG_ROUNDS, settings)}
+    contenders = {OURS: arrays.contender(comm), **others}
     take_turns(link, contenders, seconds)
     medians = {name: quantiles(contender.seconds) for name, contender in contenders.items()}
     best = min((name for name in medians if name != OURS), key=lambda name: medians[name][1])

@@ -98,16 +98,19 @@ Examples:
 @click.option("--dtype", default="float32", type=click.Choice(TYPES), show_default=True, help="Type of the arrays.")
 @click.option("--op", default="sum", type=click.Choice(("sum", "min", "max", "prod")), show_default=True,
               help="Operation of reductions.")
+@click.option("--default-only", is_flag=True,
+              help="Compare with the library's default only, and not with its other settings and the other algorithms.")
 def communicator(path: Path | None, calls: tuple[str, ...], sizes: tuple[int, ...], seconds: float, table: Path | None,
-                 dtype: str, op: str) -> None:
+                 dtype: str, op: str, default_only: bool) -> None:
     """Compare mpiddl.Communicator with the MPI library alone. Start this command with mpiexec."""
     from mpiddl.bench import communicator as module
     from mpiddl.bench.output import check_files, keep, show
 
     check_files(path)
-    rows = module.run(os.environ, calls, sizes, seconds, table, dtype, op)
+    rows = module.run(os.environ, calls, sizes, seconds, table, dtype, op, not default_only)
     if rows:
-        show("communicator", rows, ("slower_us", "chosen", "best", "of_best", "best_ratio"))
+        others = () if default_only else ("best", "of_best", "best_ratio")
+        show("communicator", rows, ("slower_us", "chosen", *others))
     keep(os.environ, "communicator", rows, path)
 
 
