@@ -335,10 +335,9 @@ def test_what_could_be_hidden_and_was():
     assert Overlap(9, 3, 12, 12).share == 1
 
 
-def test_a_run_measures_its_overlap_itself(monkeypatch):
+def test_a_run_measures_its_overlap_itself():
     clock = [0.0]
-    monkeypatch.setattr("mpiddl.strategies.hidden.now", lambda: clock[0])
-    hidden = Hidden()
+    hidden = Hidden(lambda: clock[0])
     assert hidden.summary() is None
     for step in range(10):
         for at, size in ((1, 20), (2, 30)):

@@ -106,7 +106,7 @@ class Way:
         self.choice = choose(comm, size * dtype.itemsize)
         if bucket_bytes and comm.size > 1:
             self.choice = Choice("buckets", bucket_bytes, "as asked for")
-        self.trouble, self.hidden, self.freed = "", Hidden(), False
+        self.trouble, self.hidden, self.freed = "", Hidden(comm.now), False
         self.sum: TwoStep | Buckets | None = None
         self._comm, self._mover, self._later = comm, Mover(comm), list[tuple[int, int]]()
         if self.choice.algorithm.startswith("two-step"):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from mpiddl.clock import now
 from mpiddl.overlap import Overlap, ideal, lengths
 
 MEASURED = range(1, 4)
@@ -17,7 +17,7 @@ KEPT = 1000
 
 
 class Hidden:
-    """The timelines of one rank's steps; each begins with the first complete bucket.
+    """The timelines of one rank's steps, on the clock ``now`` (s); each begins with the first complete bucket.
 
     Attributes
     ----------
@@ -25,8 +25,8 @@ class Hidden:
         True in steps without overlap, whose buckets start when the gradient is complete.
     """
 
-    def __init__(self) -> None:
-        self._step = 0
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now, self._step = now, 0
         self._ready: list[tuple[float, int]] = []
         self._computed = 0.0
         self._alone: list[tuple[list[float], float, float]] = []
@@ -39,15 +39,15 @@ class Hidden:
 
     def ready(self, size: int) -> None:
         """A bucket of ``size`` elements is complete."""
-        self._ready.append((now(), size))
+        self._ready.append((self._now(), size))
 
     def computed(self) -> None:
         """The gradient is complete."""
-        self._computed = now()
+        self._computed = self._now()
 
     def over(self) -> None:
         """The sum is complete."""
-        end, times = now(), [at for at, _ in self._ready] or [self._computed]
+        end, times = self._now(), [at for at, _ in self._ready] or [self._computed]
         if self.measuring:
             self._sizes = [size for _, size in self._ready]
             self._alone.append(([at - times[0] for at in times], self._computed - times[0], end - self._computed))
