@@ -13,7 +13,7 @@ over ours).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -146,7 +146,8 @@ def _entry(link: Any, place: Any, call: str, sizes: tuple[int, ...], seconds: fl
 
 def _rows(link: Any, comm: Any, call: str, sizes: Sequence[int], seconds: float, dtype: str, op: str,
           everything: bool) -> Iterator[dict[str, Any]]:
-    with rivals(link, CALLED.get(call, call)) if everything else nullcontext({}) as settings:
+    nothing: AbstractContextManager[dict[str, Any]] = nullcontext({})
+    with rivals(link, CALLED.get(call, call)) if everything else nothing as settings:
         for size in _sizes(call, sizes):
             arrays = _Arrays(link, call, size, dtype, op)
             others = (_forced(link, arrays, size < LONG_ROUNDS, settings) if everything

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mpi4py import MPI
 
@@ -71,10 +71,12 @@ class _Making(Faster):
         _, arguments = cast(tuple[Any, tuple[Any, ...]], MPI.Comm.__reduce__(self))
         return _unpickled, (type(self), arguments[-1], self._table, dict(self._algorithms))
 
-    @property
-    def handle(self) -> int:
-        """The MPI handle. Another object may be made on it: from here on, what is counted until `Prepare` is kept with it."""
-        return self._shared(MPI.Comm.handle.__get__(self))
+    if not TYPE_CHECKING:  # for which it is an attribute
+
+        @property
+        def handle(self) -> int:
+            """The MPI handle. Another object may be made on it: from here on, calls of all objects on it count together."""
+            return self._shared(MPI.Comm.handle.__get__(self))
 
     def py2f(self) -> int:
         return self._shared(MPI.Comm.py2f(self))
