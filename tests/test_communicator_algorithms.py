@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from mpiddl.collectives import calls
 from mpiddl.communicator import Communicator
+from mpiddl.communicator.shortcuts import unfused
 from mpiddl.errors import UsageError
 
 pytestmark = pytest.mark.mpi
@@ -78,3 +79,28 @@ def test_algorithms_for_what_no_kernel_adds_may_be_asked_for(comm, asked):
     ours.Allreduce(given, total)
     assert (total == sum(range(comm.size))).all() and ours._own.link.meter.bytes > 0
     ours.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.limit(60)
+def test_ranks_may_have_different_objects_for_an_operation(comm):
+    """A copy of SUM was taken for an operation that no kernel does: its rank called the library, and the others waited."""
+    ours, op = Communicator(comm.Dup()), MPI.Op(MPI.SUM) if comm.rank else MPI.SUM
+    given, total, part = np.full(60_000 * comm.size, comm.rank, "d"), np.zeros(60_000 * comm.size), np.zeros(60_000)
+    for _ in range(3):
+        ours.Allreduce(given, total, op)
+        ours.Reduce_scatter_block(given, part, op)
+        assert (total == sum(range(comm.size))).all() and (part == total[0]).all()
+        total[:] = 0
+        ours.Reduce(given, total, op)
+        assert (total == (0 if comm.rank else sum(range(comm.size)))).all()
+    ours.Free()
+
+
+@pytest.mark.parametrize("op", ["SUM", "MIN", "MAX", "PROD", "BXOR", "a copy of SUM", "own"])
+def test_what_plainly_has_no_kernel(op):
+    made = {"a copy of SUM": MPI.Op(MPI.SUM), "own": MPI.Op.Create(lambda one, other, kind: None)}
+    given, known = made.get(op) or getattr(MPI, op), op in ("SUM", "MIN", "MAX", "PROD")
+    for kind in "fdiqbFD":
+        assert unfused(np.zeros(3, kind), given) == (known and (op, kind) not in (("SUM", "f"), ("SUM", "d")))
+    made["own"].Free()

@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiddl.collectives import Started, calls
-from mpiddl.collectives.base import FUSED, check_alive, fused
+from mpiddl.collectives.base import check_alive, fused
 from mpiddl.communicator import shortcuts
 from mpiddl.communicator.private import ENOUGH_BYTES, NONBLOCKING, Private, keyval, private_of
 from mpiddl.communicator.request import request_of
@@ -332,9 +332,7 @@ class Faster(_Base):
         """A quick test whether a reduction of a plain array is the library's, because no kernel reduces such arrays."""
         if self._choice is None:
             return self._early(buffer, op)
-        if type(buffer) is not np.ndarray or (op is MPI.SUM and buffer.dtype.char in FUSED):
-            return False
-        return buffer.nbytes < self._floors[UNFUSED[call]]
+        return type(buffer) is np.ndarray and buffer.nbytes < self._floors[UNFUSED[call]] and shortcuts.unfused(buffer, op)
 
     def _early(self, buffer: Any, op: Any = MPI.SUM) -> bool:
         """A quick form of `_worth` for plain arrays: whether a communicator is not prepared and the call is the library's."""

@@ -2,7 +2,8 @@
 
 A method that only looks at a size and passes the call on costs half a microsecond, of some three that the library takes. So
 where no size of a call is ours, the communicator's own attribute is mpi4py's method, which costs nothing; for the reductions it
-is a function that knows its floor. Attributes go when the handle is freed, by whomever: then the methods say so.
+is a function that knows its floors, with and without a compiled kernel. Attributes go when the handle is freed, by whomever:
+then the methods say so.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+
+from mpiddl.collectives.base import FUSED
+from mpiddl.tuning.rule import UNFUSED
+
+SUM, MAX, MIN, PROD = MPI.SUM, MPI.MAX, MPI.MIN, MPI.PROD  # as attributes of a module they would cost 0.1 us a call
 
 METHODS = {"Allreduce": "allreduce", "Reduce": "reduce", "Bcast": "bcast", "Allgather": "allgather",
            "Reduce_scatter_block": "reduce_scatter", "Barrier": "barrier", "Iallreduce": "iallreduce",
@@ -31,7 +37,7 @@ def take(comm: Any, taken_over: type, floors: Mapping[str, float]) -> None:
             bound[name] = library
         elif name in _SHORT and floors[call] > 0:
             method = getattr(taken_over, name).__get__(comm)
-            bound[name] = _SHORT[name](library, method, floors[call])
+            bound[name] = _SHORT[name](library, method, floors[call], floors[UNFUSED[call]])
             bound[name].__doc__ = method.__doc__
     vars(comm).update(bound, _bound=bound)
 
@@ -43,11 +49,17 @@ def drop(comm: Any) -> None:
             del vars(comm)[name]
 
 
-def _allreduce(library: Callable[..., None], method: Callable[..., None], floor: float) -> Callable[..., None]:
+def unfused(buffer: np.ndarray, op: Any) -> bool:
+    """Whether it is plain at once that no compiled kernel reduces such arrays (`mpiddl.collectives.base.fused`). Another object
+    for an operation, which some ranks may have, is looked at elsewhere."""
+    return buffer.dtype.char not in FUSED if op is SUM else op is MAX or op is MIN or op is PROD
+
+
+def _allreduce(library: Callable[..., None], method: Callable[..., None], floor: float, other: float) -> Callable[..., None]:
     array = np.ndarray
 
     def Allreduce(sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        if type(recvbuf) is array and recvbuf.nbytes < floor:
+        if type(recvbuf) is array and ((n := recvbuf.nbytes) < floor or (n < other and unfused(recvbuf, op))):
             library(sendbuf, recvbuf, op)
         else:
             method(sendbuf, recvbuf, op)
@@ -55,11 +67,11 @@ def _allreduce(library: Callable[..., None], method: Callable[..., None], floor:
     return Allreduce
 
 
-def _reduce(library: Callable[..., None], method: Callable[..., None], floor: float) -> Callable[..., None]:
+def _reduce(library: Callable[..., None], method: Callable[..., None], floor: float, other: float) -> Callable[..., None]:
     array = np.ndarray
 
     def Reduce(sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
-        if type(sendbuf) is array and sendbuf.nbytes < floor:
+        if type(sendbuf) is array and ((n := sendbuf.nbytes) < floor or (n < other and unfused(sendbuf, op))):
             library(sendbuf, recvbuf, op, root)
         else:
             method(sendbuf, recvbuf, op, root)
@@ -67,11 +79,12 @@ def _reduce(library: Callable[..., None], method: Callable[..., None], floor: fl
     return Reduce
 
 
-def _reduce_scatter_block(library: Callable[..., None], method: Callable[..., None], floor: float) -> Callable[..., None]:
+def _reduce_scatter_block(library: Callable[..., None], method: Callable[..., None], floor: float,
+                          other: float) -> Callable[..., None]:
     array = np.ndarray
 
     def Reduce_scatter_block(sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        if type(sendbuf) is array and sendbuf.nbytes < floor:
+        if type(sendbuf) is array and ((n := sendbuf.nbytes) < floor or (n < other and unfused(sendbuf, op))):
             library(sendbuf, recvbuf, op)
         else:
             method(sendbuf, recvbuf, op)
@@ -80,4 +93,4 @@ def _reduce_scatter_block(library: Callable[..., None], method: Callable[..., No
 
 
 _SHORT = {"Allreduce": _allreduce, "Reduce": _reduce, "Reduce_scatter_block": _reduce_scatter_block}
-"""Makes of the library's method, ours and its floor (bytes) a function that knows which to call."""
+"""Makes of the library's method, ours and its floors (bytes) a function that knows which to call."""
