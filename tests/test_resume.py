@@ -223,3 +223,5 @@ def test_moments_of_four_workers_have_seen_all_updates_that_were_made_with_them(
     mpiddl.train("softmax", "digits", out=tmp_path, quiet=True, **job)
     found = load(tmp_path)
     assert found.manifest["seen"] == seen and all(moment.any() for moment in found.optimiser.values())
+    mpiddl.train("softmax", "digits", out=tmp_path, quiet=True, resume=True, **job | {"strategy": "allreduce", "max_steps": 7})
+    assert load(tmp_path).manifest["seen"] == seen + 2  # and not 7
