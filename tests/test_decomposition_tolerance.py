@@ -11,6 +11,8 @@ from harness.matrices import check, exact, mine, rows_of_all
 from harness.tiers import more, only
 
 from mpiddl.decomposition import PCA, TruncatedSVD
+from mpiddl.decomposition.estimates import missed_variance
+from mpiddl.decomposition.subspace import Ritz
 from mpiddl.errors import ConvergenceError
 from mpiddl.layout import block
 from mpiddl.transport import virtual
@@ -251,3 +253,12 @@ def test_a_tolerance_of_zero_means_to_rounding(rows, solver):
         np.testing.assert_allclose(model.singular_values_**2, len(x) * values[:k], rtol=near, atol=near * len(x) * values[0],
                                    err_msg=case)
         assert model.n_passes_ < 100, case
+
+
+@pytest.mark.parametrize("p", [3, 6])
+def test_what_a_sample_may_have_got_wrong_counts_as_missed(p):
+    """Exact vectors leave no residuals; their values may be too small all the same, because a sample gave the matrix."""
+    true, doubt = np.linspace(2.0, 1.0, p), np.linspace(0.3, 0.1, p)
+    ritz = Ritz(true - doubt, np.eye(10, p), np.zeros((10, p)), np.zeros((p, p)))
+    assert missed_variance(ritz, 3) == pytest.approx(0)
+    assert (missed_variance(ritz._replace(doubt=doubt), 3) >= 0.999 * doubt[:3]).all()

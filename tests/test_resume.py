@@ -225,3 +225,24 @@ def test_moments_of_four_workers_have_seen_all_updates_that_were_made_with_them(
     assert found.manifest["seen"] == seen and all(moment.any() for moment in found.optimiser.values())
     mpiddl.train("softmax", "digits", out=tmp_path, quiet=True, resume=True, **job | {"strategy": "allreduce", "max_steps": 7})
     assert load(tmp_path).manifest["seen"] == seen + 2  # and not 7
+
+
+def test_another_strategy_begins_with_the_one_model_on_all_ranks(tmp_path):
+    """The checkpoint is from the middle of a period of local SGD, when each rank has a model of its own."""
+
+    def run(strategy, steps, resume):
+        def program(comm):
+            result = mpiddl.train("softmax", "digits", comm=comm, strategy=strategy, out=tmp_path, quiet=True, max_steps=steps,
+                                  resume=resume, optimiser="sgd", rate=1e-3)
+            return np.concatenate([array.ravel() for array in result.params.values()])
+
+        return virtual.run(3, program)
+
+    run("local-sgd:period=30", 20, False)
+    before = load(tmp_path)
+    own = [load(tmp_path, rank, 3).own["params"] for rank in range(3)]
+    ends = run("allreduce", 21, True)
+    assert all((end == ends[0]).all() for end in ends)
+    model = np.concatenate([array.ravel() for array in before.model.values()])
+    step, apart = np.linalg.norm(ends[0] - model), [np.linalg.norm(params - model) for params in own]
+    assert 0 < step < min(apart)
