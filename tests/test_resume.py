@@ -232,17 +232,15 @@ def test_another_strategy_begins_with_the_one_model_on_all_ranks(tmp_path):
 
     def run(strategy, steps, resume):
         def program(comm):
-            result = mpiddl.train("softmax", "digits", comm=comm, strategy=strategy, out=tmp_path, quiet=True, max_steps=steps,
-                                  resume=resume, optimiser="sgd", rate=1e-3)
-            return np.concatenate([array.ravel() for array in result.params.values()])
+            return mpiddl.train("softmax", "digits", comm=comm, strategy=strategy, out=tmp_path, quiet=True, max_steps=steps,
+                                resume=resume, optimiser="sgd", rate=1e-3).params
 
         return virtual.run(3, program)
 
     run("local-sgd:period=30", 20, False)
-    before = load(tmp_path)
+    before = load(tmp_path).model
     own = [load(tmp_path, rank, 3).own["params"] for rank in range(3)]
     ends = run("allreduce", 21, True)
-    assert all((end == ends[0]).all() for end in ends)
-    model = np.concatenate([array.ravel() for array in before.model.values()])
-    step, apart = np.linalg.norm(ends[0] - model), [np.linalg.norm(params - model) for params in own]
-    assert 0 < step < min(apart)
+    model, *after = (np.concatenate([params[name].ravel() for name in ends[0]]) for params in (before, *ends))
+    assert all((end == after[0]).all() for end in after)
+    assert 0 < np.linalg.norm(after[0] - model) < min(np.linalg.norm(params - model) for params in own)  # one step, not 20
