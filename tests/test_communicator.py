@@ -203,6 +203,80 @@ def test_calls_of_all_objects_on_a_handle_count_together(comm, number, early):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.limit(60)
+@pytest.mark.parametrize("asked", [{"allreduce": "ring"}, {"allreduce": "library"}, {"barrier": "dissemination"}])
+@pytest.mark.parametrize("another", [lambda one: one.fromint(one.toint()), lambda one: one.fromhandle(one.handle)])
+@pytest.mark.parametrize("prepared", [True, False])
+def test_another_object_on_a_handle_has_its_algorithms(comm, tmp_path, asked, another, prepared):
+    """It had none, so that its rank took other algorithms than the others, or prepared at another call."""
+    from mpiddl.communicator import Communicator
+
+    path = tmp_path / "none.toml"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = Communicator(comm.Dup(), algorithms=asked, table=path)
+    one = ours if prepared else ours.Dup()
+    used, total = another(one) if comm.rank else one, np.zeros(1 << 17)
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            used.Allreduce(np.ones(1 << 17), total)
+            used.Barrier()
+        assert (total == comm.size).all()
+    assert (used._algorithms, used._table) == (asked, path)
+    made = used.Dup()
+    assert (made._algorithms, made._table, made._enough) == (asked, path, one.Dup()._enough)
+    one.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.limit(60)
+@pytest.mark.parametrize("call", ["Allreduce", "Reduce", "Reduce_scatter_block", "Allgather"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_call_that_is_refused_on_one_rank_does_not_count(comm, call, asked):
+    """It used to count there, and this rank began to use our algorithms one call before the others."""
+    from mpiddl.communicator import Communicator
+
+    MPI = load_mpi()
+    ours, n = Communicator(comm.Dup()), 1 << 14
+    late = ours.Dup()
+    late._enough = 4 * 8 * n * comm.size
+    if asked:
+        assert late.handle
+    long, part = np.ones(n * comm.size), np.ones(n)
+    sent, result = {"Allgather": (part, long), "Reduce_scatter_block": (long, part)}.get(call, (long, long.copy()))
+    if comm.rank == 0:
+        with pytest.raises((ValueError, MPI.Exception)):
+            getattr(late, call)(*((sent, result[:-1]) if call == "Allgather" else (sent[:-1], result)))
+    ready = []
+    for _ in range(6):
+        getattr(late, call)(sent, result)
+        ready.append("Prepare" not in str(late.why("allreduce", 8 * n)))
+    assert ready == [False] * 3 + [True] * 3
+    late.Free()
+    ours.Free()
+
+
+@pytest.mark.parametrize("ask", ["late.handle", "late.toint()", "late.py2f()"])
+def test_the_number_of_a_handle_that_was_freed_is_what_mpi4py_says(comm, ask):
+    from mpiddl.communicator import Communicator
+
+    MPI = load_mpi()
+    ours = Communicator(comm.Dup())
+    late = ours.Dup()
+    plain = MPI.Intracomm(late)
+    told = [eval(ask, {"late": one}) for one in (late, plain)]
+    assert told[0] == told[1]
+    late.Free()
+    late = ours.Dup()
+    plain = MPI.Intracomm(late)
+    MPI.Intracomm(late).Free()
+    if not MPI.Get_library_version().startswith("Open MPI"):  # whose numbers are addresses
+        assert eval(ask, {"late": late}) == eval(ask, {"late": plain})
+    ours.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.limit(60)
 @pytest.mark.parametrize("how", ["plain arrays", "other forms", "one rank has two objects"])
 def test_a_duplicate_is_prepared_when_it_is_worth_it(comm, how):
     from mpiddl.communicator import Communicator

@@ -44,6 +44,13 @@ def suite(tmp_path_factory):
     return next(folder.glob("mpi4py-*/test"))
 
 
+def test_the_number_of_a_handle_may_be_asked_for_after_finalize(mpirun):
+    program = ("from mpi4py import MPI; from mpiddl import Communicator; late = Communicator(MPI.COMM_WORLD.Dup()).Dup(); "
+               "MPI.Finalize(); print(late.handle)")
+    done = mpirun(1, sys.executable, "-c", program)
+    assert done.returncode == 0 and done.stdout.strip().isdigit(), done.stderr
+
+
 @pytest.mark.limit(1200)  # 5 to 40 s alone; ranks that wait take each other's cores
 @pytest.mark.parametrize("ranks", [more(1), 2, more(3), more(4)])
 def test_mpi4py_cannot_tell(mpirun, suite, ranks):

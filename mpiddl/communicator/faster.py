@@ -55,6 +55,7 @@ class Faster(_Base):
     _table: Path | None = None
     _algorithms: Mapping[str, str] = MappingProxyType({})
     _nbytes, _enough = 0, float(ENOUGH_BYTES)  # of calls that might have been ours, and how many are enough to prepare
+    _counted = 0  # of these, those of the call that is made now
 
     def Prepare(self) -> None:
         """Create the private duplicate and read the table now, and not at the first call that needs them. Collective.
@@ -93,33 +94,33 @@ class Faster(_Base):
         return self._choice.choose(call if is_fused else UNFUSED.get(call, call), nbytes)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        if largest(recvbuf) < self._floors["allreduce"] or self._others("allreduce", recvbuf, op):
+        if largest(recvbuf) < self._floors["allreduce"]:
             MPI.Comm.Allreduce(self, sendbuf, recvbuf, op)
         elif not self._allreduce(sendbuf, recvbuf, op):
             self._library(MPI.Comm.Allreduce, sendbuf, recvbuf, op)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
         mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
-        if largest(mine) < self._floors["reduce"] or self._others("reduce", mine, op):
+        if largest(mine) < self._floors["reduce"]:
             MPI.Comm.Reduce(self, sendbuf, recvbuf, op, root)
         elif not self._reduce(sendbuf, recvbuf, op, root):
             self._library(MPI.Comm.Reduce, sendbuf, recvbuf, op, root)
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
-        if largest(buf) < self._floors["bcast"] or (self._choice is None and self._early(buf)):
+        if largest(buf) < self._floors["bcast"]:
             MPI.Comm.Bcast(self, buf, root)
         elif not self._bcast(buf, root):
             self._library(MPI.Comm.Bcast, buf, root)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        if largest(recvbuf) < self._floors["allgather"] or (self._choice is None and self._early(recvbuf)):
+        if largest(recvbuf) < self._floors["allgather"]:
             MPI.Comm.Allgather(self, sendbuf, recvbuf)
         elif not self._allgather(sendbuf, recvbuf):
             self._library(MPI.Comm.Allgather, sendbuf, recvbuf)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
-        if largest(mine) < self._floors["reduce_scatter"] or self._others("reduce_scatter", mine, op):
+        if largest(mine) < self._floors["reduce_scatter"]:
             MPI.Comm.Reduce_scatter_block(self, sendbuf, recvbuf, op)
         elif not self._reduce_scatter(sendbuf, recvbuf, op):
             self._library(MPI.Comm.Reduce_scatter_block, sendbuf, recvbuf, op)
@@ -176,6 +177,8 @@ class Faster(_Base):
 
     def _allreduce(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
         """Whether it was done our way; so are the next ones. What is not understood is mpi4py's, with its errors."""
+        if self._early(recvbuf, op):
+            return False
         self._check()
         found = self._reduction(sendbuf, recvbuf, op)
         if found is None:
@@ -210,8 +213,11 @@ class Faster(_Base):
         return way, IN_PLACE if source is result else source.array, result, known
 
     def _reduce(self, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> bool:
+        mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
+        if self._early(mine, op):
+            return False
         self._check()
-        known, source = _op(op), numbers(recvbuf if sendbuf is MPI.IN_PLACE else sendbuf)
+        known, source = _op(op), numbers(mine)
         way = self._way("reduce", source.array.nbytes, source.array.dtype, known) if source is not None else None
         rank = _rank(root, way[0]) if way is not None else None
         if way is None or known is None or source is None or rank is None:
@@ -245,6 +251,8 @@ class Faster(_Base):
         return True
 
     def _bcast(self, buf: Any, root: int) -> bool:
+        if self._early(buf):
+            return False
         self._check()
         found = self._data(buf, root)
         if found is None:
@@ -271,6 +279,8 @@ class Faster(_Base):
         return (way, data, rank) if data.array.flags.writeable else None
 
     def _allgather(self, sendbuf: Any, recvbuf: Any) -> bool:
+        if self._early(recvbuf):
+            return False
         self._check()
         result = payload(recvbuf, self.Get_size())
         way = self._way("allgather", result.array.nbytes) if result is not None else None
@@ -288,9 +298,12 @@ class Faster(_Base):
         return True
 
     def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
+        in_place = sendbuf is MPI.IN_PLACE
+        mine = recvbuf if in_place else sendbuf
+        if self._early(mine, op):
+            return False
         self._check()
-        known, in_place = _op(op), sendbuf is MPI.IN_PLACE
-        source = numbers(recvbuf if in_place else sendbuf, self.Get_size())
+        known, source = _op(op), numbers(mine, self.Get_size())
         way = self._way("reduce_scatter", source.array.nbytes, source.array.dtype, known) if source is not None else None
         if way is None or known is None or source is None:
             return False
@@ -328,40 +341,42 @@ class Faster(_Base):
             return None
         return private.link, algorithm
 
-    def _others(self, call: str, buffer: Any, op: Any) -> bool:
-        """A quick test whether a reduction of a plain array is the library's, because no kernel reduces such arrays."""
-        if self._choice is None:
-            return self._early(buffer, op)
-        return type(buffer) is np.ndarray and buffer.nbytes < self._floors[UNFUSED[call]] and shortcuts.unfused(buffer, op)
-
     def _early(self, buffer: Any, op: Any = MPI.SUM) -> bool:
         """A quick form of `_worth` for plain arrays: whether a communicator is not prepared and the call is the library's."""
-        if type(buffer) is not np.ndarray or op is not MPI.SUM or buffer.dtype.char not in REDUCED or self._algorithms:
+        if self._choice is not None or self._algorithms or type(buffer) is not np.ndarray:
+            return False
+        if op is not MPI.SUM or buffer.dtype.char not in REDUCED:
             return False
         nbytes = self._nbytes + buffer.nbytes
         if nbytes >= self._enough or self._private is not None or self.Get_attr(keyval()) is not None:
             return False
-        self._nbytes = nbytes
+        self._nbytes, self._counted = nbytes, buffer.nbytes
         return True
 
     def _worth(self, call: str, nbytes: int) -> bool:
         """Whether what is kept with the handle is prepared by now; a call that waits brings that about when it has been worth
         it: on all ranks in the same call, since each of them makes all calls."""
-        private = self._adopted() if self._private is None and self.Get_attr(keyval()) is not None else self._private
+        private = self._found()
         if private is not None and private.link is not None:
             return True
-        counted = nbytes if nbytes >= FLOOR else 0
-        if private is None:
-            self._nbytes += counted
-            worth = self._nbytes >= self._enough
-        else:
-            private.nbytes += counted
-            worth = private.nbytes >= private.enough
-        if not worth and call not in self._algorithms:
+        self._counted = nbytes if nbytes >= FLOOR else 0
+        if self._count(self._counted) < (self._enough if private is None else private.enough) and call not in self._algorithms:
             return False
         private = self._adopted()
         private.prepare(self, self._table)
         return private.link is not None
+
+    def _count(self, nbytes: int) -> float:
+        """Add to the bytes of calls that might have been ours, and return them."""
+        if self._private is None:
+            self._nbytes += nbytes
+            return self._nbytes
+        self._private.nbytes += nbytes
+        return self._private.nbytes
+
+    def _found(self) -> Private | None:
+        """What is kept with the handle, if there is anything. Local."""
+        return self._adopted() if self._private is None and self.Get_attr(keyval()) is not None else self._private
 
     def _check(self) -> None:
         """Before anything is asked of a handle that may be gone: MPI libraries end the process then."""
@@ -380,8 +395,7 @@ class Faster(_Base):
 
     def _floor(self, call: str) -> float:
         """Bytes below which a call that returns a request is the library's; it never prepares, but finds what is prepared."""
-        if self._private is None and self.Get_attr(keyval()) is not None:
-            self._adopted()
+        self._found()
         return self._floors[call]
 
     def _forced(self, algorithms: Mapping[str, str]) -> None:
@@ -423,10 +437,14 @@ class Faster(_Base):
         self._floors = _NO_FLOORS
 
     def _library(self, call: Callable[..., None], *args: Any) -> None:
-        """What turned out not to be ours."""
+        """What turned out not to be ours. A call that mpi4py refuses on this rank does not count: others do not make it."""
         try:
             call(self, *args)
+        except BaseException:
+            self._count(-self._counted)
+            raise
         finally:
+            self._counted = 0
             if self._private is not None and self._private.link is not None:
                 raise_held(self._private.link)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
@@ -75,7 +76,7 @@ class _Making(Faster):
 
         @property
         def handle(self) -> int:
-            """The MPI handle. Another object may be made on it: from here on, calls of all objects on it count together."""
+            """The MPI handle. Another object may be made on it: it does what this one does, and their calls count together."""
             return self._shared(MPI.Comm.handle.__get__(self))
 
     def py2f(self) -> int:
@@ -85,8 +86,11 @@ class _Making(Faster):
         return self._shared(MPI.Comm.toint(self))
 
     def _shared(self, number: int) -> int:
-        if self != MPI.COMM_NULL:
-            self._adopted()
+        if self == MPI.COMM_NULL or MPI.Is_finalized():
+            return number
+        with suppress(MPI.Exception):  # freed by another object
+            private = self._adopted()
+            private.table, private.algorithms = self._table, self._algorithms
         return number
 
     @classmethod
@@ -111,7 +115,8 @@ class _Making(Faster):
             made._table = self._table
         if self._algorithms:
             made._forced(self._algorithms)
-        enough = self._enough if self._private is None else self._private.enough
+        private = self._found()
+        enough = self._enough if private is None else private.enough
         if enough != ENOUGH_BYTES:
             made._enough = enough
         return made
@@ -129,7 +134,8 @@ class Communicator(_Making, MPI.Intracomm):
         Table of ``mpiddl tune``. The default is the file that MPIDDL_TUNE names, or ~/.config/mpiddl/tune.toml.
     algorithms : dict of str to str, optional
         The algorithm of a call, whatever the size of the message: ``{"allreduce": "ring", "bcast": "library"}``. The same on
-        all ranks. Calls without an entry use the table or the rule. Communicators made from this one inherit it.
+        all ranks. Calls without an entry use the table or the rule. Communicators made from this one inherit it, and objects on
+        the same handle.
 
     Raises
     ------
@@ -150,10 +156,9 @@ class Communicator(_Making, MPI.Intracomm):
 
     @public
     def __init__(self, comm: Any = None, table: str | Path | None = None, algorithms: Mapping[str, str] | None = None):
-        if table is not None:
-            self._table = Path(table)
-        if algorithms is not None:
-            self._forced(check_algorithms(algorithms))
+        given = comm if isinstance(comm, Faster) else self
+        self._table = Path(table) if table is not None else given._table
+        self._forced(check_algorithms(algorithms) if algorithms is not None else given._algorithms)
         if self != MPI.COMM_NULL and self.Get_size() > 1:
             if isinstance(comm, Faster):
                 comm._adopted()  # whichever of the two a rank uses
@@ -196,9 +201,11 @@ def _unpickled(kind: Any, comm: Any, table: Path | None = None, algorithms: Mapp
     """Another object on a handle, which may be prepared already: then this one is, too. It prepares nothing by itself, for
     other ranks need not have it."""
     made = kind.__new__(kind, comm)
-    made._table, made._enough = table, inf
-    made._forced(algorithms)
-    if made != MPI.COMM_NULL and made.Get_attr(keyval()) is not None:
+    made._enough = inf
+    found = made.Get_attr(keyval()) if made != MPI.COMM_NULL else None
+    made._table = table or (found and found.table)
+    made._forced(algorithms or (found.algorithms if found else {}))
+    if found is not None:
         made._adopted()
     return made
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from weakref import ref
 
@@ -51,6 +52,7 @@ class Private:
     link : until `prepare`, None: all calls are the library's.
     nbytes, enough : of calls that might have been ours, and how many are enough to prepare; once prepared, how many are enough
         for a communicator that is made from this one.
+    table, algorithms : what the object was given of which a program has asked the number; others on the handle take them over.
     floors : for each call the bytes below which it is the library's.
     refused : calls and sizes for which there is no shared memory, and why.
     """
@@ -61,6 +63,8 @@ class Private:
     freed = False
     nbytes = 0
     enough = inf
+    table: Path | None = None
+    algorithms: Mapping[str, str] = MappingProxyType({})
     _progress: Progress | None = None
 
     def __init__(self) -> None:
