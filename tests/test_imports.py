@@ -169,3 +169,13 @@ def test_every_public_name_is_there():
     assert all(getattr(mpiddl, name) is not None for name in mpiddl.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         mpiddl.nonsense  # noqa: B018
+
+
+def test_what_a_module_of_kernels_misses_is_named(monkeypatch):
+    """A module that is there, and imports one that is not, must not look as if it were not there."""
+    from mpiddl import kernels
+
+    monkeypatch.delitem(vars(kernels), "gather", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="numba_of_another_name"):
+        monkeypatch.setattr(kernels, "import_module", lambda name: __import__("numba_of_another_name"))
+        kernels.gather  # noqa: B018
