@@ -21,15 +21,15 @@ pytestmark = pytest.mark.mpi
 
 def test_ranks_read_each_other_exactly_where_the_operating_system_lets_them(link):
     mine = np.frombuffer(os.urandom(32), np.uint8)
-    told = link.allgather((os.getpid(), mine.ctypes.data, mine.tobytes()))
-    allowed = all(link.allgather(all(from_process(process, address) == wanted for process, address, wanted in told)))
+    places = link.allgather((os.getpid(), mine.ctypes.data, mine.tobytes()))
+    allowed = all(link.allgather(all(from_process(process, address) == wanted for process, address, wanted in places)))
     others = attach.processes(link)
     if others is None and "Seccomp:\t2" in Path("/proc/self/status").read_text():
         pytest.skip("a seccomp filter may forbid process_vm_readv and allow /proc")
     assert (others is not None) == allowed
     assert readable(link) == (allowed and link.size > 1)
     if allowed:
-        assert others.tolist() == [process for process, _, _ in told]
+        assert others.tolist() == [process for process, _, _ in places]
 
 
 def from_process(process, address):

@@ -7,67 +7,33 @@ packed. Short messages are the library's after one comparison, or none (`shortcu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from operator import index
-from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from mpiddl.collectives import Started, calls
-from mpiddl.collectives.base import check_alive, fused
+from mpiddl.collectives.base import fused
 from mpiddl.communicator import shortcuts
-from mpiddl.communicator.private import ENOUGH_BYTES, NONBLOCKING, Private, keyval, private_of
+from mpiddl.communicator.preparing import Preparing
 from mpiddl.communicator.request import request_of
-from mpiddl.errors import CommError
-from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, REDUCED, SUM, Op, raise_held
+from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM, Op
 from mpiddl.transport.message import Memory, largest, numbers, payload
 from mpiddl.transport.mpi import MpiComm
-from mpiddl.tuning import Choice, Forced
+from mpiddl.tuning import Choice
 from mpiddl.tuning.rule import CANDIDATES, LIBRARY, UNFUSED
-
-FLOOR = 16 << 10
-"""Bytes below which nothing but the library is looked at, until `Faster.Prepare` knows better: by the rule it always is."""
-
-# In fact a class beside one of mpi4py's; for the type checker it is one.
-_Base: Any = object
-if TYPE_CHECKING:
-    _Base = MPI.Intracomm
 
 Reduction = tuple[tuple[MpiComm, str], Any, Memory, Op]
 """Communicator and algorithm, what is reduced (or IN_PLACE), where to, and how."""
 
 _OPS = (MPI.SUM, SUM), (MPI.MAX, MAX), (MPI.MIN, MIN), (MPI.PROD, PROD)
 
-_FLOORS = dict.fromkeys(CANDIDATES, float(FLOOR)) | dict.fromkeys(NONBLOCKING, np.inf)
-_NO_FLOORS = _FLOORS | dict.fromkeys(CANDIDATES, 0.0)
 
-
-class Faster(_Base):
+class Faster(Preparing):
     """The collectives that mpiddl replaces, as a mixin for mpi4py's classes of intra-communicators."""
-
-    _private: Private | None = None
-    _choice: Any = None  # of algorithms: that of `_private`, unless the program has asked for some
-    _floors: dict[str, float] = _FLOORS
-    _table: Path | None = None
-    _algorithms: Mapping[str, str] = MappingProxyType({})
-    _nbytes, _enough = 0, float(ENOUGH_BYTES)  # of calls that might have been ours, and how many are enough to prepare
-    _counted = 0  # of these, those of the call that is made now
-
-    def Prepare(self) -> None:
-        """Create the private duplicate and read the table now, and not at the first call that needs them. Collective.
-
-        ``Communicator(comm)`` calls it. A communicator from ``Dup`` or ``Split`` calls it after blocking calls of 32 MiB in all
-        (1 MiB if it comes from one on several nodes), or at the first call of which the program has set the algorithm. Until
-        then all calls use the MPI library.
-        """
-        private = self._adopted()
-        if private.link is None:
-            private.prepare(self, self._table)
-            raise_held(private.link)
 
     def why(self, call: str, nbytes: int, dtype: Any = np.float32, op: Any = MPI.SUM) -> Choice:
         """The algorithm for a call, and the reason: ``print(comm.why("allreduce", 1 << 20))``. Local after `Prepare`.
@@ -159,25 +125,9 @@ class Faster(_Base):
         (link, algorithm), data, rank = found
         return self._moved(partial(calls.ibroadcast, link, data.array, rank, algorithm=algorithm), buf, data)
 
-    def Free(self) -> None:
-        """Free the private duplicate, then the communicator; collective. COMM_WORLD and COMM_SELF stay: MPI raises."""
-        try:
-            if self._private is not None:
-                self._give_back()
-        finally:
-            MPI.Comm.Free(self)
-
-    def Disconnect(self) -> None:
-        """As `Free`, once all pending communication is over; collective."""
-        try:
-            if self._private is not None:
-                self._give_back()
-        finally:
-            MPI.Comm.Disconnect(self)
-
     def _allreduce(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
         """Whether it was done our way; so are the next ones. What is not understood is mpi4py's, with its errors."""
-        if self._early(recvbuf, op):
+        if self._choice is None and self._early(recvbuf, op):
             return False
         self._check()
         found = self._reduction(sendbuf, recvbuf, op)
@@ -214,7 +164,7 @@ class Faster(_Base):
 
     def _reduce(self, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> bool:
         mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
-        if self._early(mine, op):
+        if self._choice is None and self._early(mine, op):
             return False
         self._check()
         known, source = _op(op), numbers(mine)
@@ -251,7 +201,7 @@ class Faster(_Base):
         return True
 
     def _bcast(self, buf: Any, root: int) -> bool:
-        if self._early(buf):
+        if self._choice is None and self._early(buf):
             return False
         self._check()
         found = self._data(buf, root)
@@ -279,7 +229,7 @@ class Faster(_Base):
         return (way, data, rank) if data.array.flags.writeable else None
 
     def _allgather(self, sendbuf: Any, recvbuf: Any) -> bool:
-        if self._early(recvbuf):
+        if self._choice is None and self._early(recvbuf):
             return False
         self._check()
         result = payload(recvbuf, self.Get_size())
@@ -300,7 +250,7 @@ class Faster(_Base):
     def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
         in_place = sendbuf is MPI.IN_PLACE
         mine = recvbuf if in_place else sendbuf
-        if self._early(mine, op):
+        if self._choice is None and self._early(mine, op):
             return False
         self._check()
         known, source = _op(op), numbers(mine, self.Get_size())
@@ -341,121 +291,19 @@ class Faster(_Base):
             return None
         return private.link, algorithm
 
-    def _early(self, buffer: Any, op: Any = MPI.SUM) -> bool:
-        """A quick form of `_worth` for plain arrays: whether a communicator is not prepared and the call is the library's."""
-        if self._choice is not None or self._algorithms or type(buffer) is not np.ndarray:
-            return False
-        if op is not MPI.SUM or buffer.dtype.char not in REDUCED:
-            return False
-        nbytes = self._nbytes + buffer.nbytes
-        if nbytes >= self._enough or self._private is not None or self.Get_attr(keyval()) is not None:
-            return False
-        self._nbytes, self._counted = nbytes, buffer.nbytes
-        return True
+    def _start(self) -> None:
+        super()._start()
+        shortcuts.take(self, Faster, self._floors)
 
-    def _worth(self, call: str, nbytes: int) -> bool:
-        """Whether what is kept with the handle is prepared by now; a call that waits brings that about when it has been worth
-        it: on all ranks in the same call, since each of them makes all calls."""
-        private = self._found()
-        if private is not None and private.link is not None:
-            return True
-        self._counted = nbytes if nbytes >= FLOOR else 0
-        if self._count(self._counted) < (self._enough if private is None else private.enough) and call not in self._algorithms:
-            return False
-        private = self._adopted()
-        private.prepare(self, self._table)
-        return private.link is not None
-
-    def _count(self, nbytes: int) -> float:
-        """Add to the bytes of calls that might have been ours, and return them."""
-        if self._private is None:
-            self._nbytes += nbytes
-            return self._nbytes
-        self._private.nbytes += nbytes
-        return self._private.nbytes
-
-    def _found(self) -> Private | None:
-        """What is kept with the handle, if there is anything. Local."""
-        return self._adopted() if self._private is None and self.Get_attr(keyval()) is not None else self._private
-
-    def _check(self) -> None:
-        """Before anything is asked of a handle that may be gone: MPI libraries end the process then."""
-        private = self._private
-        if private is None:
-            return
-        if private.freed:
-            raise CommError("comm: got a Communicator whose MPI handle was freed, expected a valid MPI handle")
-        if private.link is not None and private.link.broken:
-            check_alive(private.link)
-
-    @property
-    def _own(self) -> Private:
-        assert self._private is not None
-        return self._private
-
-    def _floor(self, call: str) -> float:
-        """Bytes below which a call that returns a request is the library's; it never prepares, but finds what is prepared."""
-        self._found()
-        return self._floors[call]
-
-    def _forced(self, algorithms: Mapping[str, str]) -> None:
-        """Take these algorithms, whatever the size: every call is looked at."""
-        self._algorithms = algorithms
-        if algorithms:
-            self._floors = _NO_FLOORS
+    def _stop(self) -> None:
+        shortcuts.drop(self)
+        super()._stop()
 
     def _moved(self, start: Callable[[], Started], buffers: Any, result: Memory) -> MPI.Request:
         try:
             return request_of(start(), buffers, result.put_back)
         finally:  # an exception of a signal's handler does not end what is under way
             self._own.look_after()
-
-    def _adopted(self) -> Private:
-        """What is kept with the handle, whatever object has prepared it; all objects on the handle count together from here
-        on. Local."""
-        if self._private is None:
-            self._private = private = private_of(self)
-            private.used_by(self)
-            if private.link is None:
-                private.nbytes += self._nbytes
-                private.enough = min(private.enough, self._enough)
-        return self._private
-
-    def _start(self) -> None:
-        """What is kept is prepared: calls may be ours."""
-        self._choice = self._own.choice
-        self._floors = self._own.floors
-        if self._algorithms:
-            self._choice = Forced(self._algorithms, self._choice)
-            asked = {name: 1.0 for name, call in NONBLOCKING.items() if self._own.threads and call in self._algorithms}
-            self._floors = self._floors | asked | dict.fromkeys(CANDIDATES, 0.0)
-        shortcuts.take(self, Faster, self._floors)
-
-    def _stop(self) -> None:
-        """The handle is freed. Each later call on this object checks that, and raises an error."""
-        shortcuts.drop(self)
-        self._floors = _NO_FLOORS
-
-    def _library(self, call: Callable[..., None], *args: Any) -> None:
-        """What turned out not to be ours. A call that mpi4py refuses on this rank does not count: others do not make it."""
-        try:
-            call(self, *args)
-        except BaseException:
-            self._count(-self._counted)
-            raise
-        finally:
-            self._counted = 0
-            if self._private is not None and self._private.link is not None:
-                raise_held(self._private.link)
-
-    def _give_back(self) -> None:
-        """Here, for out of the library's call for its attribute an exception would come as an error code."""
-        if self in (MPI.COMM_WORLD, MPI.COMM_SELF):  # the library refuses to free these, so ours is needed on
-            return
-        try:
-            self._adopted().close()
-        finally:
-            self._private, self._floors = None, _FLOORS
 
 
 def _op(op: Any) -> Op | None:

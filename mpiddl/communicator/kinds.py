@@ -198,8 +198,8 @@ def _ours(comm: Any) -> Any:
 
 
 def _unpickled(kind: Any, comm: Any, table: Path | None = None, algorithms: Mapping[str, str] = MappingProxyType({})) -> Any:
-    """Another object on a handle, which may be prepared already: then this one is, too. It prepares nothing by itself, for
-    other ranks need not have it."""
+    """Another object on a handle: it has what is kept there. If nothing is, it does not begin to use our algorithms by itself,
+    for other ranks need not have it."""
     made = kind.__new__(kind, comm)
     made._enough = inf
     found = made.Get_attr(keyval()) if made != MPI.COMM_NULL else None

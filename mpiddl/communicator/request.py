@@ -17,11 +17,11 @@ from mpiddl.transport.message import TAGS, to_oneself
 class Job:
     """A collective, and the error of the work after it, if there was one.
 
-    told : the program waits for this request itself, and gets the error.
+    awaited : the program has called ``Wait`` or ``Test`` of this request, and gets the error there.
     """
 
     def __init__(self, started: Started):
-        self.started, self.told = started, False
+        self.started, self.awaited = started, False
         self.error: BaseException | None = None
 
     def check(self) -> None:
@@ -51,7 +51,7 @@ class CollectiveRequest(MPI.Request):
         job = self._job
         if job is None:
             return
-        job.told = True
+        job.awaited = True
         try:
             how(job.started)
             if not job.started.over:
@@ -127,7 +127,7 @@ def _message(job: Job) -> tuple[MPI.Request, Callable[[], None]]:
 
     def end() -> None:
         error = job.started.failure or job.error
-        if error is not None and not job.told:
+        if error is not None and not job.awaited:
             print_exception(error)
         own.Send(b"" if error is None else b"!", 0, tag)
 
