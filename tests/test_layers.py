@@ -1,4 +1,4 @@
-"""Imports go down only: every import of the package, also those inside functions, against the table below."""
+"""Imports go down only: every import of the package, also those inside functions, against `harness.layers`."""
 
 from __future__ import annotations
 
@@ -7,37 +7,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from harness import layers
+from harness.layers import LAYERS
 from harness.sources import modules
 
 pytestmark = pytest.mark.no_mpi
-
-# From top to bottom: a module may import what stands on a lower line and, if it is part of a package, what is
-# in the same package, but not in a circle. A package stands here as a whole.
-LAYERS = """
-__main__
-cli
-compare
-bench
-training inference decomposition doctor
-session watch probes
-request
-prediction loop evaluation
-checkpoint recipes warming report folder
-metrics job communicator conditions start_barrier
-traffic
-strategies
-tuning
-models optim data
-collectives
-arena cores
-topology
-transport
-launch_line
-memory footprint layout overlap clock threads finding disk rank_count row_scale testbed user_code
-kernels
-kernel_cache
-launch errors version terminal
-"""
 
 MPI_ONLY_IN = ("mpiddl.transport", "mpiddl.communicator", "mpiddl.doctor", "mpiddl.probes")
 FREE_OF_MPI = ("mpiddl.models", "mpiddl.optim", "mpiddl.data", "mpiddl.kernels")
@@ -45,7 +19,7 @@ KERNELS_NEED = {"numba", "llvmlite", "numpy"}
 # The names for users; it stands above all, and is never imported from inside.
 FRONT = "mpiddl"
 
-LEVEL = {name: level for level, line in enumerate(reversed(LAYERS.split("\n"))) for name in line.split()}
+LEVEL = {f"{FRONT}.{name}": level for level, layer in enumerate(reversed(LAYERS)) for name in layer.names}
 
 
 SOURCES = modules()
@@ -74,9 +48,10 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
 IMPORTS = {module: sorted(set(imports(module))) for module in sorted(SOURCES)}
 
 
-def room(module: str) -> str:
-    """The part of a name that the table places: ``mpiddl.data.idx`` stands with ``data``."""
-    return module.split(".")[1] if "." in module else FRONT
+def place(module: str) -> str:
+    """The name by which the table places a module: the longest that is the module or a package around it; else ""."""
+    parts = module.split(".")
+    return next(filter(LEVEL.__contains__, (".".join(parts[:count]) for count in range(len(parts), 1, -1))), "")
 
 
 def inside(module: str, parents: tuple[str, ...]) -> bool:
@@ -84,24 +59,28 @@ def inside(module: str, parents: tuple[str, ...]) -> bool:
 
 
 def test_every_module_has_a_place():
-    homeless = sorted({room(module) for module in SOURCES} - set(LEVEL) - {FRONT})
-    assert not homeless, f"{homeless}: new; place them in LAYERS of {__file__}, as low as their imports allow"
-    gone = sorted(set(LEVEL) - {room(module) for module in SOURCES})
-    assert not gone, f"{gone}: no such modules any more; take them out of LAYERS of {__file__}"
+    homeless = sorted(module for module in SOURCES if module != FRONT and not place(module))
+    assert not homeless, f"{homeless}: new; place them in {layers.__file__}, as low as their imports allow"
+    gone = sorted(set(LEVEL) - {place(module) for module in SOURCES})
+    assert not gone, f"{gone}: no such modules any more; take them out of {layers.__file__}"
 
 
 def test_imports_go_down():
     wrong = [trouble for module in IMPORTS if module != FRONT for trouble in _upwards(module)]
-    assert not wrong, f"against LAYERS of {__file__}: {wrong}"
+    assert not wrong, f"against {layers.__file__}: {wrong}"
 
 
 def _upwards(module: str) -> Iterator[str]:
-    own = LEVEL.get(room(module), 0)
+    own = place(module)
     for target in IMPORTS[module]:
         if target == FRONT:
             yield f"{module} imports mpiddl, the front of the package (import the module that has the name)"
-        elif target in SOURCES and room(target) != room(module) and LEVEL.get(room(target), 0) >= own:
+        elif target in SOURCES and place(target) != own and LEVEL[place(target)] >= LEVEL[own]:
             yield f"{module} imports {target}, which stands on no lower line"
+
+
+def test_the_page_shows_the_table():
+    assert layers.shown() == layers.as_markdown(), f"run python {layers.__file__}"
 
 
 def test_no_circles():
