@@ -13,7 +13,7 @@ from pathlib import Path
 
 from numba import njit
 
-from mpiddl.kernel_cache import define
+from mpiddl.machine.kernel_cache import define
 
 
 def _fingerprint() -> str:

@@ -1,6 +1,6 @@
 """Reading what other processes of one machine have in their memory: one copy, by the operating system, and none by its owner.
 
-Linux alone has the call; who may read whom is up to it (`mpiddl.transport.attach` finds out).
+Linux alone has the call; who may read whom is up to it (`mpiddl.node.process_memory` finds out).
 """
 
 from __future__ import annotations

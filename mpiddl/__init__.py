@@ -16,23 +16,23 @@ from mpiddl.version import __version__
 
 if TYPE_CHECKING:
     from mpiddl.communicator import Communicator
-    from mpiddl.job import Job
     from mpiddl.models import MLP, Model, Score, Softmax, gradcheck
-    from mpiddl.prediction import Trained, load
-    from mpiddl.training import Result, train
+    from mpiddl.training.job import Job
+    from mpiddl.training.prediction import Trained, load
+    from mpiddl.training.run import Result, train
 
 _HOME = {
     "Communicator": "communicator",
-    "Job": "job",
+    "Job": "training.job",
     "MLP": "models",
     "Model": "models",
     "Score": "models",
     "Softmax": "models",
     "gradcheck": "models",
-    "Result": "training",
-    "train": "training",
-    "Trained": "prediction",
-    "load": "prediction",
+    "Result": "training.run",
+    "train": "training.run",
+    "Trained": "training.prediction",
+    "load": "training.prediction",
 }
 
 __all__ = [

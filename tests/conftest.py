@@ -232,7 +232,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session's time goes on by a hundredth of a second at each look, so that limits of time do not depend on the machine."""
     looks = itertools.count(1)
-    monkeypatch.setattr("mpiddl.metrics.Metrics.session_s", property(lambda metrics: next(looks) / 100))
+    monkeypatch.setattr("mpiddl.training.metrics.Metrics.session_s", property(lambda metrics: next(looks) / 100))
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from harness.reductions import LAYOUTS, REAL, placed
 
-from mpiddl.arena import Arena
 from mpiddl.errors import CommError, UsageError
 from mpiddl.memory import ALIGNMENT
-from mpiddl.topology import neighbours
+from mpiddl.node.arena import Arena
+from mpiddl.node.topology import neighbours
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi

@@ -9,7 +9,7 @@ import pytest
 
 from mpiddl.bench import start
 from mpiddl.errors import MpiddlError, UsageError
-from mpiddl.launch_line import Machine
+from mpiddl.machine.launch_line import Machine
 
 
 @pytest.mark.limit(240)

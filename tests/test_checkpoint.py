@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpiddl import checkpoint
 from mpiddl.errors import CheckpointError
 from mpiddl.strategies import Pending
+from mpiddl.training import checkpoint
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi

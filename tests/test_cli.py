@@ -16,7 +16,7 @@ from harness import jobs
 import mpiddl
 from mpiddl.cli import main
 from mpiddl.data import open_data
-from mpiddl.inference import evaluate_run, predict_run
+from mpiddl.training.inference import evaluate_run, predict_run
 from mpiddl.transport import virtual
 
 TRAIN = ("mpiddl", "train", "--data", "digits", "--epochs", "2")

@@ -19,7 +19,7 @@ from mpiddl.transport import uncaught
 pytestmark = pytest.mark.no_mpi
 
 # Text for people who start commands, with flags of its own.
-OF_COMMANDS = ("mpiddl.cli", "mpiddl.compare", "mpiddl.testbed", "mpiddl.bench", "mpiddl.launch", "mpiddl.doctor")
+OF_COMMANDS = ("mpiddl.cli", "mpiddl.compare", "mpiddl.testbed", "mpiddl.bench", "mpiddl.machine.launch", "mpiddl.doctor")
 
 
 def flags(command):

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpiddl.cli.commands import mpiddl
-from mpiddl.job import FIELDS
+from mpiddl.training.job import FIELDS
 
 pytestmark = pytest.mark.no_mpi
 

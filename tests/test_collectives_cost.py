@@ -11,7 +11,7 @@ from harness.reductions import LAYOUTS, placed
 from mpiddl import collectives
 from mpiddl.collectives import TwoStep, allreduce, barrier, broadcast, iallreduce, reduce, reduce_scatter
 from mpiddl.collectives.base import Queue, run
-from mpiddl.topology import Topology
+from mpiddl.node.topology import Topology
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE
 

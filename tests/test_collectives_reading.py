@@ -13,7 +13,7 @@ from mpiddl.kernels.node_read_sum import FAILED, UNREAD
 from mpiddl.collectives import allreduce
 from mpiddl.collectives.base import run
 from mpiddl.collectives.reading import readable, reading
-from mpiddl.transport import attach
+from mpiddl.node import process_memory as attach
 from mpiddl.transport.base import SUM
 
 pytestmark = pytest.mark.mpi

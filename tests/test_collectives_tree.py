@@ -10,7 +10,7 @@ from mpiddl.collectives import TreeSum, allreduce
 from mpiddl.collectives.allreduce_tree import add_up, allreduce_tree, branches, exchange, kept_plan, levels
 from mpiddl.collectives.wire import wire
 from mpiddl.errors import CommError, MismatchError, UsageError
-from mpiddl.topology import Topology
+from mpiddl.node.topology import Topology
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, REDUCED, SUM
 

@@ -13,8 +13,9 @@ from harness.reductions import LAYOUTS, OPS, REAL, fold, given, placed, rough
 
 from mpiddl.collectives import TreeSum, TwoStep, allreduce
 from mpiddl.errors import CommError, MismatchError, ShapeError, UsageError
-from mpiddl.topology import neighbours
-from mpiddl.transport import shared, virtual
+from mpiddl.node.topology import neighbours
+from mpiddl.transport import shared_memory as shared
+from mpiddl.transport import virtual
 from mpiddl.transport.base import MAX, PROD, SUM
 
 pytestmark = pytest.mark.no_mpi

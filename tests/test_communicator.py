@@ -78,7 +78,7 @@ def test_requests_are_the_librarys_where_one_rank_has_no_threads(comm, monkeypat
 def test_without_shared_memory_calls_are_the_librarys(comm, forced, monkeypatch, call, trouble):
     """On all ranks, though one alone has none; it is said once."""
     from mpiddl.errors import OutputError
-    from mpiddl.transport import shared
+    from mpiddl.transport import shared_memory as shared
 
     MPI, n = load_mpi(), 60_000
     ours = forced("two-step" if "MAX" in call or call == "Iallreduce" else "read")

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from mpiddl.transport.message import payload
+from mpiddl.transport.buffers import payload
 from mpiddl.transport.start import load_mpi
 
 pytestmark = pytest.mark.mpi

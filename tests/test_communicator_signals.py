@@ -13,9 +13,9 @@ import pytest
 
 from mpiddl.collectives import TwoStep, calls
 from mpiddl.errors import CommError
-from mpiddl.topology import neighbours
+from mpiddl.node.topology import neighbours
 from mpiddl.transport.mpi import MpiComm, MpiRequest, connected, failing_together
-from mpiddl.transport.shared import KernelRequest
+from mpiddl.transport.shared_memory import KernelRequest
 from mpiddl.transport.start import load_mpi
 
 pytestmark = pytest.mark.mpi

@@ -10,11 +10,11 @@ from harness.short_runs import JOB, weights
 
 import mpiddl
 import mpiddl.models
-from mpiddl.conditions import Conditions
 from mpiddl.errors import CommError, UsageError
-from mpiddl.job import read_drop, read_slow
 from mpiddl.strategies import NAMES
 from mpiddl.strategies.parameter_server import ParameterServer
+from mpiddl.training.conditions import Conditions
+from mpiddl.training.job import read_drop, read_slow
 from mpiddl.transport import virtual
 from mpiddl.transport.base import ANY_SOURCE, IN_PLACE
 from mpiddl.transport.virtual import Wire
@@ -181,8 +181,8 @@ def test_several_ranks_cannot_simulate(comm):
 
 
 def test_a_dry_run_tells_of_the_workers():
-    from mpiddl.request import Request
-    from mpiddl.training import describe
+    from mpiddl.training.request import Request
+    from mpiddl.training.run import describe
 
     settings = {"simulate": 5, "slow": "4:2", "epochs": 1}
     text = describe(Request(None, None, None, None, False, False, False, None, None, settings))

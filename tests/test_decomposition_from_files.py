@@ -16,7 +16,7 @@ from mpiddl.decomposition.dense_rows import DenseRows
 from mpiddl.decomposition.file_rows import FileRows
 from mpiddl.decomposition.run import decompose_file
 from mpiddl.errors import DataError, UsageError
-from mpiddl.footprint import Peak, footprint
+from mpiddl.machine.footprint import Peak, footprint
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi

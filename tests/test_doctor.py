@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 from harness.examined import EXAMINE, read
 
-from mpiddl import doctor, probes
-from mpiddl.finding import Finding, spell, worst
+from mpiddl.doctor import checks as doctor
+from mpiddl.doctor import probes
+from mpiddl.doctor.check_result import Finding, spell, worst
 
 OTHER_PYTHON = os.environ.get("MPIDDL_TEST_OTHER_PYTHON", "")
 needs_other = pytest.mark.skipif(

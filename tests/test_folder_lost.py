@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import mpiddl
-from mpiddl import training
 from mpiddl.data import arrays_data
 from mpiddl.errors import OutputError, UsageError
-from mpiddl.folder import Folder
-from mpiddl.metrics import read_lines
+from mpiddl.training import run as training
+from mpiddl.training.metrics import read_lines
+from mpiddl.training.run_folder import Folder
+from mpiddl.training.watch import Watch
 from mpiddl.transport import virtual
-from mpiddl.watch import Watch
 
 pytestmark = pytest.mark.no_mpi
 

@@ -123,8 +123,8 @@ def test_the_public_names_load_no_compiler(command):
 def test_numbers_of_kernels_that_are_repeated_elsewhere():
     from mpiddl import kernels
     from mpiddl.models.mlp import ACTIVATIONS
+    from mpiddl.node.guard import Guard
     from mpiddl.strategies.few_bits import BITS
-    from mpiddl.transport.guard import Guard
 
     assert Guard.WORDS == kernels.lock.WORDS
     assert (*kernels.quantise.MIDDLES,) == BITS

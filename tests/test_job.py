@@ -10,9 +10,9 @@ import pytest
 import mpiddl
 from mpiddl.cli import main
 from mpiddl.errors import UsageError
-from mpiddl.folder import Folder
-from mpiddl.job import FIELDS, Job, make_job, read_job_file
 from mpiddl.optim import Adam
+from mpiddl.training.job import FIELDS, Job, make_job, read_job_file
+from mpiddl.training.run_folder import Folder
 
 pytestmark = pytest.mark.no_mpi
 

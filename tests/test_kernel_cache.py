@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from harness.tiers import more
 
-from mpiddl import kernel_cache
 from mpiddl.errors import OutputError
+from mpiddl.machine import kernel_cache
 
 SAYS = "mpiddl: numba cache: got no folder that can be written"
 TRAIN = ("mpiddl", "train", "--data", "digits", "--epochs", "1", "--hidden", "8")

@@ -13,8 +13,8 @@ import sys
 import pytest
 from harness.launchers import MPICH_LIBRARY, OMPI_LIBRARY, OPEN_MPI_RANK
 
-from mpiddl import launch
-from mpiddl.launch import HYDRA, NONE, OPEN_MPI, PMI, PMIX, SRUN, Promise, check, promise
+from mpiddl.machine import launch
+from mpiddl.machine.launch import HYDRA, NONE, OPEN_MPI, PMI, PMIX, SRUN, Promise, check, promise
 
 JOB = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_ON_NODE": "2"}
 # sbatch -N2 -n4. Slurm calls the batch script a task with a rank, too.
@@ -210,7 +210,8 @@ def test_no_mpi_names_both_extras_and_the_site():
 
 
 def test_nothing_of_mpi_is_loaded():
-    loaded = "import sys, mpiddl.launch, mpiddl.threads, mpiddl.doctor; sys.exit('mpi4py' in sys.modules)"
+    modules = "mpiddl.machine.launch, mpiddl.machine.threads, mpiddl.doctor"
+    loaded = f"import sys, {modules}; sys.exit('mpi4py' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
 
 
@@ -218,7 +219,7 @@ def test_nothing_of_mpi_is_loaded():
 def test_open_mpi_is_told_not_to_look_for_a_fabric_where_there_is_none(monkeypatch, tmp_path, fabric):
     from types import SimpleNamespace
 
-    from mpiddl import launch
+    from mpiddl.machine import launch
     from mpiddl.transport import start
 
     for name in start.WITHOUT_FABRIC:
@@ -256,7 +257,7 @@ def test_other_processes_do_not_inherit_the_settings_which_windows_do_not_need(m
 def test_a_setting_of_the_user_stays(monkeypatch):
     from types import SimpleNamespace
 
-    from mpiddl import launch
+    from mpiddl.machine import launch
     from mpiddl.transport import start
 
     monkeypatch.setattr(start, "FABRICS", ())

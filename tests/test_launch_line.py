@@ -10,9 +10,9 @@ import pytest
 from harness import jobs
 from harness.examined import EXAMINE, read
 
-from mpiddl import doctor
-from mpiddl import launch_line as lines
-from mpiddl.launch_line import Machine, family_of, in_examples, launch_line, this_machine
+from mpiddl.doctor import checks as doctor
+from mpiddl.machine import launch_line as lines
+from mpiddl.machine.launch_line import Machine, family_of, in_examples, launch_line, this_machine
 
 # Without what the tests tell Open MPI, so that the line has to.
 UNTOLD = dict.fromkeys(jobs.OPEN_MPI | jobs.AS_ROOT) | {"SLURM_JOB_ID": None}

@@ -11,11 +11,11 @@ import pytest
 from harness.jobs import Finished, expect
 
 import mpiddl
-from mpiddl import checkpoint
 from mpiddl.cli import main
 from mpiddl.data import arrays_data
 from mpiddl.errors import CheckpointError, DataError, MismatchError
-from mpiddl.inference import evaluate_run, predict_run
+from mpiddl.training import checkpoint
+from mpiddl.training.inference import evaluate_run, predict_run
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi

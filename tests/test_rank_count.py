@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import mpiddl
-from mpiddl import launch, rank_count, report, threads, training
 from mpiddl.cli.flags import in_flags
 from mpiddl.decomposition import run as decomposition_run
-from mpiddl.metrics import Split
-from mpiddl.request import Request
+from mpiddl.machine import launch, rank_count, threads
+from mpiddl.training import report
+from mpiddl.training import run as training
+from mpiddl.training.metrics import Split
+from mpiddl.training.request import Request
 from mpiddl.transport.start import initialise
 
 YIELD = "OMPI_MCA_mpi_yield_when_idle"

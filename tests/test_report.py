@@ -12,9 +12,9 @@ import termios
 import pytest
 from harness import jobs
 
-from mpiddl import report
-from mpiddl.folder import Folder
-from mpiddl.metrics import Split
+from mpiddl.training import report
+from mpiddl.training.metrics import Split
+from mpiddl.training.run_folder import Folder
 
 pytestmark = pytest.mark.no_mpi
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import mpiddl
-from mpiddl.checkpoint import complete, load
 from mpiddl.cli import main
 from mpiddl.cli.flags import in_flags
 from mpiddl.errors import CheckpointError, DataError, ShapeError, UsageError
-from mpiddl.folder import Folder
-from mpiddl.inference import predict_run
-from mpiddl.job import read_job_file
 from mpiddl.strategies import make_strategy
 from mpiddl.strategies.parameter_server import ParameterServer
+from mpiddl.training.checkpoint import complete, load
+from mpiddl.training.inference import predict_run
+from mpiddl.training.job import read_job_file
+from mpiddl.training.run_folder import Folder
 from mpiddl.transport import uncaught, virtual
 
 pytestmark = pytest.mark.no_mpi

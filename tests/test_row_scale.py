@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import mpiddl
-from mpiddl import checkpoint, kernels, prediction, row_scale, session
+from mpiddl import kernels
+from mpiddl.data import row_scale
 from mpiddl.errors import DataError
-from mpiddl.inference import evaluate_run, predict_run
+from mpiddl.training import checkpoint, prediction, session
+from mpiddl.training.inference import evaluate_run, predict_run
 
 pytestmark = pytest.mark.no_mpi
 
@@ -70,7 +72,7 @@ def test_the_scale_is_that_of_all_rows_and_is_found_without_a_kernel(monkeypatch
 
 
 def test_nothing_is_said_of_a_model_whose_manifest_does_not_tell(tmp_path, monkeypatch):
-    monkeypatch.setattr("mpiddl.session._scale", lambda control, rows: {})
+    monkeypatch.setattr("mpiddl.training.session._scale", lambda control, rows: {})
     mpiddl.train("softmax", (BYTES, LABELS), epochs=1, batch=10, quiet=True, out=tmp_path)
     assert "largest" not in checkpoint.load_manifest(checkpoint.find(tmp_path))["data"]
     assert said_of(prediction.load(tmp_path), ROWS["floats of bytes"]) == []

@@ -14,11 +14,11 @@ from mpiddl.collectives import progress
 from mpiddl.collectives.buckets import Buckets
 from mpiddl.errors import CommError, UsageError
 from mpiddl.models import MLP
+from mpiddl.node.topology import neighbours
 from mpiddl.overlap import Overlap, ideal, lengths, schedule
 from mpiddl.strategies import NAMES, AllReduce, Auto, Replica, Step, Strategy, chain
 from mpiddl.strategies.choice import choose
 from mpiddl.strategies.hidden import MEASURED, Hidden
-from mpiddl.topology import neighbours
 from mpiddl.transport import virtual
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import Entry, Table, write_table

@@ -7,12 +7,12 @@ import pytest
 from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 
 import mpiddl
-from mpiddl import checkpoint
 from mpiddl.errors import UsageError
-from mpiddl.loop import applying
+from mpiddl.node.topology import neighbours
 from mpiddl.optim import SGD
 from mpiddl.strategies import AllReduce, Delayed, Hierarchical, LocalSGD, Replica, Step, chain, make_strategy
-from mpiddl.topology import neighbours
+from mpiddl.training import checkpoint
+from mpiddl.training.loop import applying
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi

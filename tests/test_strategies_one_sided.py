@@ -16,12 +16,12 @@ from mpiddl.kernels.lock import STATE, WORDS, acquire, begin_change, changes, le
 
 import mpiddl
 from mpiddl.errors import CommError, UsageError
+from mpiddl.node.guard import Guard
+from mpiddl.node.topology import neighbours
 from mpiddl.strategies import ASGD, DANA, DDCASGD, Replica, Step, make_strategy, trial
 from mpiddl.strategies.ledger import Ledger
 from mpiddl.strategies.one_sided import OneSided
-from mpiddl.topology import neighbours
 from mpiddl.transport import virtual
-from mpiddl.transport.guard import Guard
 from mpiddl.transport.mpi import MpiComm
 
 pytestmark = pytest.mark.no_mpi

@@ -10,12 +10,12 @@ from harness.short_runs import RULES, distance, settings, weights
 
 import mpiddl
 from mpiddl.errors import UsageError
-from mpiddl.loop import applying
 from mpiddl.models import MLP
 from mpiddl.optim import SGD
 from mpiddl.strategies import ASGD, DANA, DCASGD, DDCASGD, DCASGDAdaptive, DDCASGDLiteral, Replica, Step, make_strategy
 from mpiddl.strategies.parameter_server import ParameterServer
 from mpiddl.strategies.push import Push, layers_of
+from mpiddl.training.loop import applying
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpiddl import launch
+from mpiddl.machine import launch
 from mpiddl.testbed import Testbed, TestbedError
 
 pytestmark = pytest.mark.more

@@ -8,8 +8,8 @@ import numba
 import pytest
 from threadpoolctl import threadpool_info
 
-from mpiddl import threads
-from mpiddl.threads import Cores, Threads, node_cores, threads_per_rank
+from mpiddl.machine import threads
+from mpiddl.machine.threads import Cores, Threads, node_cores, threads_per_rank
 
 pytestmark = pytest.mark.no_mpi
 

@@ -7,7 +7,7 @@ import pytest
 from harness.reductions import REAL, placed, real_nodes
 from hypothesis import given, strategies
 
-from mpiddl.topology import Topology, neighbours
+from mpiddl.node.topology import Topology, neighbours
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi

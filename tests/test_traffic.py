@@ -8,7 +8,7 @@ import pytest
 import mpiddl
 from mpiddl.strategies import LocalSGD
 from mpiddl.testbed.links import Link
-from mpiddl.traffic import Traffic
+from mpiddl.training.link_traffic import Traffic
 from mpiddl.transport import virtual
 
 SMALL = {"model": "softmax", "data": "digits", "quiet": True, "epochs": 3}

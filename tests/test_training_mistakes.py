@@ -10,11 +10,11 @@ import pytest
 from mpi4py import MPI
 
 import mpiddl
-from mpiddl import checkpoint
 from mpiddl.errors import CommError, ConvergenceError, DataError, MismatchError, MpiddlError, ShapeError, UsageError
-from mpiddl.folder import Folder
 from mpiddl.optim import SGD
 from mpiddl.strategies import AllReduce, Combined, Strategy, chain, describe
+from mpiddl.training import checkpoint
+from mpiddl.training.run_folder import Folder
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi

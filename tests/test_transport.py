@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpiddl.clock import now
 from mpiddl.errors import CommError, DataError, MismatchError, MpiddlError, UsageError
+from mpiddl.machine.clock import now
 from mpiddl.testbed.rights import TestbedError
 from mpiddl.transport import virtual
 from mpiddl.transport.agree import agreed, check_equal
-from mpiddl.transport.align import clock_offset
 from mpiddl.transport.base import ANY_SOURCE, IN_PLACE, MAX, MIN, PROD, SUM, allreduce_bytes
+from mpiddl.transport.clock_offset import clock_offset
 from mpiddl.transport.mpi import MpiComm, connect, connected
 
 
@@ -199,7 +199,7 @@ def test_clocks_of_one_node_agree(link):
 @pytest.mark.mpi(min_size=2)
 def test_waiting_is_what_the_last_rank_makes_the_others_wait(link, monkeypatch):
     """By a clock that stands still but for the tenths of a second that rank 1 takes, and the others wait in the call."""
-    from mpiddl.metrics import Lines, Metrics
+    from mpiddl.training.metrics import Lines, Metrics
 
     time, over = [0.0], MpiComm._synchronised
 

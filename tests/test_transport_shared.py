@@ -16,7 +16,7 @@ import pytest
 
 from mpiddl.collectives import allreduce_staged, allreduce_two_step, reading
 from mpiddl.errors import CommError, OutputError
-from mpiddl.transport import shared
+from mpiddl.transport import shared_memory as shared
 
 # Communicators of overlapping ranks whose algorithms have run. One is freed and another made after it, on some ranks in its
 # place: MPI windows that are left would be freed in MPI_Finalize by their places, of which ranks have other ones.

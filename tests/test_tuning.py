@@ -11,7 +11,7 @@ import pytest
 
 from mpiddl.bench import communicator as bench
 from mpiddl.errors import DataError, UsageError
-from mpiddl.topology import Topology
+from mpiddl.node.topology import Topology
 from mpiddl.transport import virtual
 from mpiddl.tuning import Chooser, Entry, Place, Table, add_to_table, check_table, chooser, read_table, write_table
 from mpiddl.tuning import choice as choices

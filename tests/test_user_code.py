@@ -14,8 +14,8 @@ import mpiddl
 from mpiddl.cli import main
 from mpiddl.compare.grid import make_grid
 from mpiddl.errors import CheckpointError, UsageError
-from mpiddl.inference import evaluate_run, predict_run
 from mpiddl.strategies import AllReduce, make_strategy, spelled
+from mpiddl.training.inference import evaluate_run, predict_run
 from mpiddl.transport import virtual
 from mpiddl.user_code import make, source_checksum
 

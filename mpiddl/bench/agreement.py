@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.training import train
+from mpiddl.training.run import train
 from mpiddl.transport.mpi import connect, failing_together
 
 

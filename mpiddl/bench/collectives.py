@@ -25,8 +25,8 @@ from mpiddl.collectives import TwoStep, calls
 from mpiddl.collectives.base import block_bounds, flat
 from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError, UsageError
+from mpiddl.node.topology import neighbours
 from mpiddl.testbed.plan import read_rate
-from mpiddl.topology import neighbours
 from mpiddl.transport.mpi import connect, failing_together
 
 SIZES = (16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20)

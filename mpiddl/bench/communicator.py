@@ -26,7 +26,7 @@ from mpiddl.bench.rivals import rivals
 from mpiddl.bench.turns import Contender, quantiles, take_turns
 from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError
-from mpiddl.topology import neighbours
+from mpiddl.node.topology import neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import Op
 from mpiddl.transport.mpi import connect, failing_together

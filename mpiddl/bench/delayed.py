@@ -17,16 +17,16 @@ import numpy as np
 
 from mpiddl.bench.output import Rows
 from mpiddl.bench.turns import quantiles
-from mpiddl.clock import now
 from mpiddl.collectives import allreduce
 from mpiddl.errors import UsageError
-from mpiddl.launch_line import more_ranks
-from mpiddl.loop import Plan, State, applying, loop
+from mpiddl.machine.clock import now
+from mpiddl.machine.launch_line import more_ranks
 from mpiddl.memory import FlatBuffer, aligned_zeros
 from mpiddl.models import MLP
+from mpiddl.node.topology import neighbours
 from mpiddl.optim import SGD
 from mpiddl.strategies import Delayed, Placement, Strategy, make_strategy
-from mpiddl.topology import neighbours
+from mpiddl.training.loop import Plan, State, applying, loop
 from mpiddl.transport.base import IN_PLACE
 from mpiddl.transport.mpi import connect, failing_together
 

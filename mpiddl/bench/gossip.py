@@ -16,8 +16,8 @@ from mpiddl.bench import gossip_rows
 from mpiddl.bench.gossip_runs import OUTCOME, Contender, Rhythm, Runner, read_contender
 from mpiddl.bench.journal import Journal
 from mpiddl.errors import UsageError
-from mpiddl.launch_line import more_ranks
-from mpiddl.request import search_path
+from mpiddl.machine.launch_line import more_ranks
+from mpiddl.training.request import search_path
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connect, failing_together
 

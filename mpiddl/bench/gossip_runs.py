@@ -16,20 +16,20 @@ from typing import Any, NamedTuple
 
 from mpiddl.bench.limits import HEADERS, wire_limit
 from mpiddl.bench.turns import quantiles
-from mpiddl.clock import now
 from mpiddl.errors import UsageError
-from mpiddl.evaluation import evaluate_rows
-from mpiddl.job import make_job
-from mpiddl.loop import State, loop
+from mpiddl.machine.clock import now
 from mpiddl.models.base import Score
-from mpiddl.recipes import find_data
-from mpiddl.request import Request
-from mpiddl.session import Session, open_session, starting_state
+from mpiddl.node.topology import neighbours
 from mpiddl.strategies import Step, Strategy, make_strategy
-from mpiddl.topology import neighbours
-from mpiddl.traffic import Traffic
+from mpiddl.training.builders import find_data
+from mpiddl.training.evaluation import evaluate_rows
+from mpiddl.training.job import make_job
+from mpiddl.training.link_traffic import Traffic
+from mpiddl.training.loop import State, loop
+from mpiddl.training.request import Request
+from mpiddl.training.session import Session, open_session, starting_state
+from mpiddl.training.watch import consensus
 from mpiddl.transport.agree import agreed
-from mpiddl.watch import consensus
 
 SAMPLE = 10
 """Steps of a sample."""
@@ -111,7 +111,7 @@ class Runner:
     link : Comm
         The strategies'.
     job : mapping
-        Settings of `mpiddl.job.Job` that all runs have in common.
+        Settings of `mpiddl.training.job.Job` that all runs have in common.
     every : int
         Steps from one meeting to the next.
     target : float

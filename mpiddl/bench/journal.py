@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mpiddl.disk import writing
+from mpiddl.machine.disk import writing
 
 
 class Journal:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpiddl.bench.turns import Contender
 from mpiddl.memory import aligned_zeros
-from mpiddl.topology import Neighbours
+from mpiddl.node.topology import Neighbours
 
 HEADERS = 1.046
 

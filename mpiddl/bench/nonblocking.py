@@ -17,9 +17,9 @@ import numpy as np
 
 from mpiddl.bench.collectives import check_memory, size_text
 from mpiddl.bench.turns import Contender, quantiles, take_turns
-from mpiddl.clock import now
 from mpiddl.errors import MpiddlError
-from mpiddl.topology import neighbours
+from mpiddl.machine.clock import now
+from mpiddl.node.topology import neighbours
 from mpiddl.transport.mpi import connect, failing_together
 from mpiddl.transport.start import load_mpi
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpiddl.disk import check_writable
 from mpiddl.errors import UsageError
-from mpiddl.threads import cores
+from mpiddl.machine.disk import check_writable
+from mpiddl.machine.threads import cores
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connect
 from mpiddl.version import __version__

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from mpiddl.bench.turns import Contender, quantiles, take_turns
-from mpiddl.clock import now
 from mpiddl.collectives.buckets import Buckets
 from mpiddl.collectives.progress import Progress
 from mpiddl.errors import CommError, UsageError
-from mpiddl.launch_line import more_ranks
+from mpiddl.machine.clock import now
+from mpiddl.machine.launch_line import more_ranks
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
+from mpiddl.node.topology import neighbours
 from mpiddl.optim import SGD
 from mpiddl.overlap import Overlap, ideal, lengths, schedule
 from mpiddl.strategies.choice import BUCKET_BYTES
-from mpiddl.topology import neighbours
 from mpiddl.transport.mpi import connect, failing_together
 
 RATE, MOMENTUM = 1e-4, 0.9

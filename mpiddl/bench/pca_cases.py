@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mpiddl.data import open_data
-from mpiddl.disk import writing
 from mpiddl.errors import UsageError
+from mpiddl.machine.disk import writing
 
 BLOCK = 20_000
 LARGE_BLOCK = 4096

@@ -16,8 +16,8 @@ from scipy.sparse import issparse
 
 from mpiddl.bench import heat_server
 from mpiddl.bench.pca_cases import Case
-from mpiddl.clock import now
 from mpiddl.errors import UsageError
+from mpiddl.machine.clock import now
 
 EXACT_MOST = 4096
 """Columns up to which the covariance is formed."""

@@ -11,9 +11,9 @@ from typing import Any
 from mpiddl.bench.pca import threads_of_all
 from mpiddl.bench.pca_cases import CASES, check_cases
 from mpiddl.bench.turns import quantiles
-from mpiddl.clock import now
 from mpiddl.decomposition import PCA, TruncatedSVD
 from mpiddl.layout import block
+from mpiddl.machine.clock import now
 from mpiddl.transport import virtual
 
 

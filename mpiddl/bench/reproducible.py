@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from mpiddl.bench.turns import Contender, quantiles, take_turns
-from mpiddl.loop import loop
-from mpiddl.request import Request
-from mpiddl.session import open_session, starting_state
-from mpiddl.training import train
+from mpiddl.training.loop import loop
+from mpiddl.training.request import Request
+from mpiddl.training.run import train
+from mpiddl.training.session import open_session, starting_state
 from mpiddl.transport.mpi import connect, failing_together
 
 STEPS = 20

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mpiddl.topology import neighbours
+from mpiddl.node.topology import neighbours
 from mpiddl.transport.start import load_mpi
 
 PREFERENCE = "ompi_comm_coll_preference"

@@ -17,16 +17,16 @@ from mpiddl.bench import step
 from mpiddl.bench.grpc_server import MOMENTUM, RATE, Client
 from mpiddl.bench.limits import HEADERS
 from mpiddl.bench.turns import Contender, quantiles, take_turns
-from mpiddl.clock import now
 from mpiddl.errors import CommError
+from mpiddl.machine.clock import now
 from mpiddl.memory import aligned_zeros
+from mpiddl.node.topology import neighbours
 from mpiddl.optim import SGD
 from mpiddl.strategies.asgd import ASGD
 from mpiddl.strategies.base import Replica
 from mpiddl.strategies.store import Store
 from mpiddl.strategies.trial import trouble
 from mpiddl.testbed.plan import read_rate
-from mpiddl.topology import neighbours
 from mpiddl.transport.mpi import connect, failing_together
 
 SIZE = 1_863_690

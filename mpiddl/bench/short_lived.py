@@ -13,7 +13,7 @@ import numpy as np
 
 from mpiddl.bench.collectives import check_memory, size_text
 from mpiddl.bench.turns import Contender, quantiles, take_turns
-from mpiddl.topology import neighbours
+from mpiddl.node.topology import neighbours
 from mpiddl.transport.mpi import connect, failing_together
 from mpiddl.tuning.rule import LIBRARY
 

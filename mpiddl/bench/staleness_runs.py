@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddl import threads
-from mpiddl.clock import now
 from mpiddl.data import ArraySource, Data, Source, open_data
 from mpiddl.data.hold_out import hold_out
 from mpiddl.errors import ConvergenceError, UsageError
+from mpiddl.machine import threads
+from mpiddl.machine.clock import now
 from mpiddl.strategies import describe, make_strategy
 from mpiddl.strategies.parameter_server import ONE_SIDED, ParameterServer
-from mpiddl.training import train
+from mpiddl.training.run import train
 from mpiddl.transport import virtual
 from mpiddl.version import __version__
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddl.clock import now
 from mpiddl.errors import MpiddlError, UsageError
-from mpiddl.launch_line import launch_line, this_machine
+from mpiddl.machine.clock import now
+from mpiddl.machine.launch_line import launch_line, this_machine
 
 LIMIT_S = 600
 """A program that takes longer is ended."""

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl import threads as sharing
-from mpiddl.clock import now
 from mpiddl.errors import MpiddlError
+from mpiddl.machine import threads as sharing
+from mpiddl.machine.clock import now
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
 from mpiddl.optim import SGD

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.clock import now
+from mpiddl.machine.clock import now
 from mpiddl.testbed import link_bytes
 
 SAMPLE_S = 0.0005

@@ -10,10 +10,10 @@ from typing import NoReturn
 
 import click
 
-from mpiddl import launch
 from mpiddl.cli.commands import mpiddl
 from mpiddl.cli.flags import in_flags
 from mpiddl.errors import MpiddlError, UsageError
+from mpiddl.machine import launch
 from mpiddl.transport import uncaught
 
 

@@ -32,7 +32,7 @@ from mpiddl.cli.flags import in_flags
 from mpiddl.cli.grouped import GroupedCommand, GroupedOption
 from mpiddl.cli.launching import show_launch_lines
 from mpiddl.errors import UsageError
-from mpiddl.job import ALIASES, FIELDS, OUTPUT, make_job, read_job_file, without_aliases
+from mpiddl.training.job import ALIASES, FIELDS, OUTPUT, make_job, read_job_file, without_aliases
 from mpiddl.version import __version__
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -54,7 +54,7 @@ _run_option = functools.partial(click.option, cls=GroupedOption, group=OUTPUT)
 
 
 def _job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A flag for each setting of `mpiddl.job.Job`; flags that are not given are None, so that a job file can speak."""
+    """A flag for each setting of `mpiddl.training.job.Job`; flags that are not given are None, so that a job file can speak."""
     for field in reversed(list(FIELDS.values())):
         command = _option(field)(command)
     for alias, name in ALIASES.items():
@@ -136,8 +136,8 @@ def train(job_file: Path | None, out: Path | None, resume: bool, resume_step: in
     override JOB.toml. --batch is the number of samples on all ranks together, so a step uses the same samples on 1 rank and
     on 100 ranks.
     """
-    from mpiddl import training
-    from mpiddl.request import Request
+    from mpiddl.training import run as training
+    from mpiddl.training.request import Request
 
     settings = read_job_file(job_file) if job_file else {}
     make_job(settings)  # before flags win, so that nothing wrong in the file goes unseen
@@ -159,7 +159,7 @@ def evaluate(run: Path, data: str | None, model: str | None, as_json: bool) -> N
 
     RUN is a run folder or the folder of one checkpoint. In a run folder, the newest checkpoint is used.
     """
-    from mpiddl.inference import evaluate_run
+    from mpiddl.training.inference import evaluate_run
 
     found = evaluate_run(run, data, model=model)
     if as_json:
@@ -184,7 +184,7 @@ def predict(run: Path, rows: str, output: Path, raw: bool, model: str | None) ->
     set with test rows. The output has one entry for each row, in the same order. An entry is the class number, the class
     name if the labels were strings, or the prediction of a regression.
     """
-    from mpiddl.inference import predict_run
+    from mpiddl.training.inference import predict_run
 
     count = predict_run(run, rows, output, raw, model=model)
     click.echo(f"{count} rows -> {output}")
@@ -196,7 +196,7 @@ def doctor() -> None:
 
     Start this command in the same way as your job: directly, with mpiexec, or with srun. The exit code is 1 if a check fails.
     """
-    from mpiddl import doctor as module
+    from mpiddl.doctor import checks as module
 
     findings = module.run()
     module.show(findings)

@@ -12,7 +12,7 @@ import click
 
 from mpiddl.cli.signals import end_on_signals
 from mpiddl.errors import UsageError
-from mpiddl.launch import promise
+from mpiddl.machine.launch import promise
 
 if TYPE_CHECKING:
     from mpiddl.compare.places import Place
@@ -97,7 +97,7 @@ def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | Non
     from mpiddl.compare.study import Study
     from mpiddl.compare.words import counted
     from mpiddl.compare.writing import remember, spoken, write_report
-    from mpiddl.request import search_path
+    from mpiddl.training.request import search_path
 
     if promise(os.environ).size > 1:
         raise UsageError(f"ranks: got {promise(os.environ).size}, expected 1. Start mpiddl compare without mpiexec or srun, "

@@ -13,7 +13,7 @@ from mpiddl.cli.files import json_option
 from mpiddl.cli.passes import progress
 from mpiddl.cli.sizes import parse_size
 from mpiddl.errors import UsageError
-from mpiddl.launch import promise
+from mpiddl.machine.launch import promise
 
 EPILOG = """
 \b
@@ -89,7 +89,7 @@ def _bench(path: Path | None, plot: Path | None, cases: str, errors: str, thread
     """Time to a given error of the explained variance, against scikit-learn, SciPy and Heat."""
     from mpiddl.bench import pca, pca_ranks
     from mpiddl.bench.output import check_files, keep, show, write
-    from mpiddl.request import search_path
+    from mpiddl.training.request import search_path
     from mpiddl.transport.mpi import connected
 
     check_files(path, plot)

@@ -72,7 +72,7 @@ def gossip(path: Path | None, plot: Path | None, results: Path | None, **options
     from mpiddl.bench import gossip as module
     from mpiddl.bench import gossip_rows
     from mpiddl.bench.output import check_files, keep
-    from mpiddl.disk import check_writable
+    from mpiddl.machine.disk import check_writable
 
     check_files(path, plot)
     if results is not None:

@@ -11,7 +11,7 @@ class Context(click.Context):
     """Of a command: its help shows each ``mpiexec -n N`` as it has to be typed here."""
 
     def get_help(self) -> str:
-        from mpiddl.launch_line import in_examples, this_machine
+        from mpiddl.machine.launch_line import in_examples, this_machine
 
         return in_examples(super().get_help(), this_machine(os.environ))
 

@@ -6,7 +6,7 @@ import sys
 from math import log
 from typing import TYPE_CHECKING, Any
 
-from mpiddl import terminal
+from mpiddl.machine import terminal
 
 if TYPE_CHECKING:
     from mpiddl.decomposition import Moment

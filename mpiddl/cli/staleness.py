@@ -12,7 +12,7 @@ import click
 from mpiddl.cli.files import json_option
 from mpiddl.cli.sizes import read_counts
 from mpiddl.errors import UsageError
-from mpiddl.launch import promise
+from mpiddl.machine.launch import promise
 
 EPILOG = """
 \b
@@ -95,9 +95,9 @@ def staleness(data: str, jobs: int, results: Path, only: bool, path: Path | None
     from mpiddl.bench.journal import Journal
     from mpiddl.bench.output import check_files, write
     from mpiddl.bench.staleness_runs import OUTCOME, Runner
-    from mpiddl.disk import check_writable
-    from mpiddl.request import search_path
-    from mpiddl.threads import cores
+    from mpiddl.machine.disk import check_writable
+    from mpiddl.machine.threads import cores
+    from mpiddl.training.request import search_path
 
     if promise(os.environ).size > 1:
         raise UsageError(f"ranks: got {promise(os.environ).size}, expected 1, because workers are "

@@ -10,7 +10,7 @@ import click
 from mpiddl.cli.files import json_option
 from mpiddl.cli.sizes import read_counts
 from mpiddl.errors import UsageError
-from mpiddl.launch import promise
+from mpiddl.machine.launch import promise
 
 EPILOG = """
 \b

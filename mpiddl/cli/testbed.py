@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mpiddl.cli.signals import end_on_signals
-from mpiddl.disk import check_writable
 from mpiddl.errors import OutputError, UsageError
+from mpiddl.machine.disk import check_writable
 
 if TYPE_CHECKING:
     from mpiddl.testbed import Link, Result, Testbed

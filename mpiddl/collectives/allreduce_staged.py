@@ -16,7 +16,7 @@ import numpy as np
 from mpiddl import kernels
 from mpiddl.collectives.at_once import AtOnce
 from mpiddl.collectives.base import ceil_div, fused
-from mpiddl.topology import neighbours
+from mpiddl.node.topology import neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import Op
 

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpiddl.arena import Arena
 from mpiddl.collectives.allgather_ring import allgather_ring
 from mpiddl.collectives.base import (
     COMBINE,
@@ -45,7 +44,8 @@ from mpiddl.collectives.base import (
 from mpiddl.collectives.wire import Wire
 from mpiddl.errors import CommError
 from mpiddl.memory import aligned_zeros
-from mpiddl.topology import Topology, neighbours
+from mpiddl.node.arena import Arena
+from mpiddl.node.topology import Topology, neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import SUM, Op
 

@@ -24,8 +24,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpiddl import kernels
-from mpiddl.arena import Arena
-from mpiddl.clock import now
 from mpiddl.collectives.allreduce_ring import reduce_round
 from mpiddl.collectives.base import (
     COMBINE,
@@ -44,11 +42,13 @@ from mpiddl.collectives.base import (
 )
 from mpiddl.collectives.wire import Wire
 from mpiddl.errors import CommError, UsageError
+from mpiddl.machine.clock import now
 from mpiddl.memory import ALIGNMENT
-from mpiddl.topology import neighbours
+from mpiddl.node.arena import Arena
+from mpiddl.node.topology import neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import PATIENCE, SUM, Op
-from mpiddl.transport.shared import KernelRequest, end_kernel
+from mpiddl.transport.shared_memory import KernelRequest, end_kernel
 
 CACHED_BYTES = 64 * 1024
 """Adding up more than two inputs goes by blocks of this size, which stay in the first or second cache."""

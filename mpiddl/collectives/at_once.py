@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.arena import Arena
-from mpiddl.clock import now
 from mpiddl.collectives.base import Queue, Steps
+from mpiddl.machine.clock import now
+from mpiddl.node.arena import Arena
 from mpiddl.transport.base import PATIENCE
-from mpiddl.transport.shared import KernelRequest, end_kernel
+from mpiddl.transport.shared_memory import KernelRequest, end_kernel
 
 PASSED = 0
 """Where a kernel's state holds the barriers that it has passed (`mpiddl.kernels.meet`)."""

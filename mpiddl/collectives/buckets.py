@@ -20,7 +20,7 @@ from mpiddl.collectives.allreduce_two_step import TwoStep
 from mpiddl.collectives.base import Started, go_on
 from mpiddl.collectives.wire import Wire
 from mpiddl.memory import aligned_zeros
-from mpiddl.topology import neighbours
+from mpiddl.node.topology import neighbours
 from mpiddl.transport.base import SUM
 
 PAUSE_S = 0.00002

@@ -43,7 +43,7 @@ from mpiddl.collectives.reduce_scatter_gather import reduce_scatter_gather
 from mpiddl.collectives.reduce_scatter_ring import reduce_scatter_ring
 from mpiddl.collectives.wire import Wire, wire
 from mpiddl.errors import ShapeError, UsageError
-from mpiddl.topology import neighbours
+from mpiddl.node.topology import neighbours
 from mpiddl.transport.base import SUM, Op
 
 SHORT_BYTES = 16 * 1024

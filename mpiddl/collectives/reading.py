@@ -4,7 +4,7 @@ Each rank reads its slice of the others' sources and adds it up; then whoever wa
 Cost a rank: no messages; V/q of every other rank's source read and added up, and (q-1)/q V read by whom gathers (all-reduce:
 all, reduction: the root, reduce-scatter: nobody); three barriers (`mpiddl.kernels.node_read_sum`). Each element is added up on
 one rank, in rank order, so all have the same bits. For SUM of float32 and float64, where the operating system allows it
-(`mpiddl.transport.attach`). An array that cannot be read all the same (a device's memory; a process that forbids it later)
+(`mpiddl.node.process_memory`). An array that cannot be read all the same (a device's memory; a process that forbids it later)
 costs more: what is not yet added up goes through shared memory.
 """
 
@@ -18,9 +18,9 @@ import numpy as np
 from mpiddl import kernels
 from mpiddl.collectives.at_once import AtOnce, Further
 from mpiddl.collectives.base import block_bounds, ceil_div, fused
-from mpiddl.topology import neighbours
+from mpiddl.node.process_memory import processes
+from mpiddl.node.topology import neighbours
 from mpiddl.transport.agree import agreed
-from mpiddl.transport.attach import processes
 from mpiddl.transport.base import Op
 
 SCRATCH_BYTES = 512 * 1024

@@ -21,7 +21,7 @@ from mpiddl.communicator import shortcuts
 from mpiddl.communicator.preparing import Preparing
 from mpiddl.communicator.request import request_of
 from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM, Op
-from mpiddl.transport.message import Memory, largest, numbers, payload
+from mpiddl.transport.buffers import Memory, largest, numbers, payload
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import Choice
 from mpiddl.tuning.rule import CANDIDATES, LIBRARY, UNFUSED

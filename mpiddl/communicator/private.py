@@ -22,7 +22,7 @@ from mpiddl.collectives.calls import READ
 from mpiddl.collectives.progress import Progress
 from mpiddl.collectives.reading import Reading, reading
 from mpiddl.errors import OutputError, SharedMemoryError
-from mpiddl.topology import neighbours
+from mpiddl.node.topology import neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import SUM, raise_held
 from mpiddl.transport.mpi import MpiComm

@@ -10,8 +10,8 @@ from typing import Any
 from mpi4py import MPI
 
 from mpiddl.collectives.base import Started
-from mpiddl.launch import library
-from mpiddl.transport.message import TAGS, to_oneself
+from mpiddl.machine.launch import library
+from mpiddl.transport.buffers import TAGS, to_oneself
 
 
 class Job:

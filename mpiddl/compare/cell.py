@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> None:
     settings, path, *more = arguments
     if WITH_PARENT in more:
         threading.Thread(target=_until_input_ends, daemon=True).start()
-    from mpiddl.training import train
+    from mpiddl.training.run import train
 
     result = train(quiet=True, **json.loads(Path(settings).read_text(encoding="utf-8")))
     if result.rank == 0:
@@ -37,7 +37,7 @@ def outcome(summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) ->
     Parameters
     ----------
     summary, history
-        Of a `mpiddl.training.Result`.
+        Of a `mpiddl.training.run.Result`.
 
     Returns
     -------

@@ -14,9 +14,9 @@ from mpiddl.compare.places import Place
 from mpiddl.data import Data
 from mpiddl.errors import CommError, UsageError
 from mpiddl.layout import Layout
-from mpiddl.recipes import find_data
-from mpiddl.request import Request, asked_for
-from mpiddl.session import dry_run
+from mpiddl.training.builders import find_data
+from mpiddl.training.request import Request, asked_for
+from mpiddl.training.session import dry_run
 from mpiddl.transport import virtual
 from mpiddl.transport.virtual import Wire
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpiddl.errors import UsageError
-from mpiddl.job import FIELDS, Job, check_names, make_job, read_toml, without_aliases
 from mpiddl.layout import DEFAULT_SHARDS
-from mpiddl.recipes import with_optimiser
 from mpiddl.strategies import Strategy, describe, make_strategy
+from mpiddl.training.builders import with_optimiser
+from mpiddl.training.job import FIELDS, Job, check_names, make_job, read_toml, without_aliases
 from mpiddl.user_code import is_reference
 
 KEYS = {

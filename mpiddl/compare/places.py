@@ -19,10 +19,10 @@ from mpiddl.compare.grid import Cell, ranks_beside
 from mpiddl.compare.processes import Ended, run
 from mpiddl.errors import UsageError
 from mpiddl.layout import block_size
+from mpiddl.machine.threads import cores
 from mpiddl.testbed import Testbed
 from mpiddl.testbed import mpi as mpis
 from mpiddl.testbed.plan import make_plan, show_rate
-from mpiddl.threads import cores
 
 LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH"}
 PROGRAM = (sys.executable, "-m", "mpiddl.compare.cell")

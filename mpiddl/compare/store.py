@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from mpiddl.bench.journal import Journal
-from mpiddl.disk import lock, writing
 from mpiddl.errors import UsageError
+from mpiddl.machine.disk import lock, writing
 
 WANTED = ("wall",)
 """What every line has: how long the run took. In addition it has an ``error``, or the outcome of `mpiddl.compare.cell`."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mpiddl.clock import now
 from mpiddl.compare.check import Facts
 from mpiddl.compare.figures import diverges
 from mpiddl.compare.grid import Cell, Grid
@@ -24,14 +23,15 @@ from mpiddl.compare.places import Place
 from mpiddl.compare.processes import Ended, job_over, reason
 from mpiddl.compare.store import Store
 from mpiddl.compare.words import counted
-from mpiddl.disk import writing
 from mpiddl.errors import MpiddlError
-from mpiddl.job import make_job
-from mpiddl.recipes import with_optimiser
+from mpiddl.machine.clock import now
+from mpiddl.machine.disk import writing
 from mpiddl.testbed.program import sweep
+from mpiddl.training.builders import with_optimiser
+from mpiddl.training.job import make_job
+from mpiddl.training.watch import DIVERGED
 from mpiddl.user_code import is_reference, source_checksum
 from mpiddl.version import __version__
-from mpiddl.watch import DIVERGED
 
 VERSIONS = "numpy", "numba"
 LONGEST = 100

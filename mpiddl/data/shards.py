@@ -16,11 +16,12 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike
 
+from mpiddl.data.row_scale import magnitude
+
 from .. import kernels
 from ..errors import ShapeError, UsageError
 from ..layout import Layout
 from ..memory import aligned_zeros, float_dtype
-from ..row_scale import magnitude
 from .base import Rows, Source
 from .runs import Run, read_runs
 

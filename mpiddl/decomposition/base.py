@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.clock import now
-from mpiddl.cores import limited_threads
 from mpiddl.data.matrix import is_sparse
 from mpiddl.decomposition.completion import completed
 from mpiddl.decomposition.covariance import NotFinite
@@ -31,7 +29,9 @@ from mpiddl.decomposition.sparse_rows import SparseRows
 from mpiddl.decomposition.stream import merged
 from mpiddl.decomposition.variance_reduced import Settings
 from mpiddl.errors import ConvergenceError, DataError, UsageError
+from mpiddl.machine.clock import now
 from mpiddl.memory import keep_freed
+from mpiddl.node.cores import limited_threads
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.transport.mpi import connected
 

@@ -22,8 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl import rank_count
-from mpiddl.cores import node
 from mpiddl.data.matrix import Matrix, is_sparse, open_matrix
 from mpiddl.data.npy import open_npy
 from mpiddl.decomposition.file_rows import FileRows
@@ -31,10 +29,12 @@ from mpiddl.decomposition.pictures import draw
 from mpiddl.decomposition.principal_components import PrincipalComponents
 from mpiddl.decomposition.singular_vectors import SingularVectors
 from mpiddl.decomposition.solve import Moment
-from mpiddl.disk import writing
 from mpiddl.errors import ConvergenceError, DataError, MpiddlError, UsageError
-from mpiddl.footprint import Peak
 from mpiddl.layout import block
+from mpiddl.machine import rank_count
+from mpiddl.machine.disk import writing
+from mpiddl.machine.footprint import Peak
+from mpiddl.node.cores import node
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connected
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddl.clock import now
 from mpiddl.decomposition.choice import Choice, choose, sample_rows, start_rows
 from mpiddl.decomposition.covariance import Covariance, Effort
 from mpiddl.decomposition.davidson import Directions, davidson, krylov
@@ -29,6 +28,7 @@ from mpiddl.decomposition.subspace import Ritz
 from mpiddl.decomposition.variance_reduced import Settings, VarianceReduced
 from mpiddl.decomposition.vr_plain import vr_plain
 from mpiddl.errors import ConvergenceError, UsageError
+from mpiddl.machine.clock import now
 from mpiddl.transport.agree import agreed
 
 SOLVERS = ("auto", "gram", "subsample", "vr", "vr-plain", "krylov")

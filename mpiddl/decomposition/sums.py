@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl import collectives
-from mpiddl.topology import neighbours
+from mpiddl.node.topology import neighbours
 
 SHORT_BYTES = 1 << 16
 

@@ -17,7 +17,7 @@ compiles kernels.
 The state is a value, passed in and returned: dicts, lists, numbers, arrays and `Pending` results (operations in flight).
 Checkpoints save and restore all of it; a strategy needs no code for that.
 
-The loop (`mpiddl.loop`) calls, for each step::
+The loop (`mpiddl.training.loop`) calls, for each step::
 
     score = model.gradient(...)              which calls  state = start(comm, state, grad, part, step)  for each part
     combined = combine(comm, state, grad, replica, step)

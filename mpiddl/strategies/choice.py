@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from mpiddl.topology import neighbours
+from mpiddl.node.topology import neighbours
 from mpiddl.tuning import chooser
 from mpiddl.tuning.place import table_path
 

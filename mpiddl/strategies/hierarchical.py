@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives import allreduce
+from mpiddl.node.topology import neighbours
 from mpiddl.strategies.averages import Averages, average, holds_rows, own_rate, own_update, trainers
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
-from mpiddl.topology import neighbours
 from mpiddl.transport.base import IN_PLACE, Comm, booked
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.transport.guard import Guard
+from mpiddl.node.guard import Guard
 
 ENTERED, MET, ARRIVED, ROUND, LEFT = range(5)
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.clock import now
 from mpiddl.errors import CommError
+from mpiddl.machine.clock import now
 from mpiddl.strategies.ledger import Ledger
 from mpiddl.strategies.shard import Shard
 from mpiddl.transport.base import ANY_SOURCE

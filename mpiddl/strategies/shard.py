@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from mpiddl.memory import ALIGNMENT
+from mpiddl.node.guard import Guard
 from mpiddl.strategies.base import Replica
 from mpiddl.strategies.push import Push, layers_of
-from mpiddl.transport.guard import Guard
 
 PARAMS, MOMENT = "params", "moment."
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives.base import block_bounds
+from mpiddl.node.topology import neighbours
 from mpiddl.strategies.base import Replica
 from mpiddl.strategies.ledger import Ledger
 from mpiddl.strategies.remote import Desk, Line, RemoteLedger, RemoteShard
 from mpiddl.strategies.shard import MOMENT, Shard
-from mpiddl.topology import neighbours
 from mpiddl.transport.base import booked
 
 PAUSE_S = 0.001

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddl.errors import CommError
+from mpiddl.node.guard import Guard
+from mpiddl.node.topology import neighbours
 from mpiddl.strategies.base import Replica
 from mpiddl.strategies.push import Push
 from mpiddl.strategies.store import Store
-from mpiddl.topology import neighbours
-from mpiddl.transport.guard import Guard
 
 TIMES, SIZE = 25, 512
 """Changes by each rank, and words per change: more than a cache line, less than a cache."""

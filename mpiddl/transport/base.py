@@ -69,7 +69,7 @@ class Meter:
     """What this rank sent (payload bytes, messages) and the seconds it spent in communication.
 
     Collectives leave a `Span` each: which part of it was waiting for the last rank is known only after the ranks have
-    compared their arrivals (`mpiddl.metrics`). Point-to-point calls split their seconds at once: until the message was
+    compared their arrivals (`mpiddl.training.metrics`). Point-to-point calls split their seconds at once: until the message was
     there (waiting), and from then on (moving). What makes communicators, and `patient_barrier`, counts as waiting. Lower-case
     calls count as seconds, not as bytes.
     """

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.clock import now
 from mpiddl.errors import CommError, MpiddlError
+from mpiddl.machine.clock import now
 from mpiddl.transport.base import (
     ANY_SOURCE,
     ANY_TAG,
@@ -28,7 +28,7 @@ from mpiddl.transport.base import (
     booked,
     raise_held,
 )
-from mpiddl.transport.shared import SharedMemory
+from mpiddl.transport.shared_memory import SharedMemory
 from mpiddl.transport.start import load_mpi, start_mpi
 from mpiddl.transport.uncaught import GRACE_S, end_job, print_once, threads_end_job
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mpiddl import launch, threads
 from mpiddl.errors import CommError
+from mpiddl.machine import launch, threads
 
 FABRICS = "/sys/class/infiniband", "/sys/class/cxi", "/sys/class/gni"
 """Where Linux lists adapters for remote memory access: InfiniBand, RoCE, Omni-Path and EFA; Slingshot; Aries."""

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from mpiddl import launch
-from mpiddl.clock import now
 from mpiddl.errors import MpiddlError
+from mpiddl.machine import launch
+from mpiddl.machine.clock import now
 
 P = ParamSpec("P")
 R = TypeVar("R")

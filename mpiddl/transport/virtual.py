@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddl.clock import now
 from mpiddl.errors import CommError, UsageError
+from mpiddl.machine.clock import now
 from mpiddl.memory import aligned_zeros
 from mpiddl.transport.base import (
     ANY_SOURCE,

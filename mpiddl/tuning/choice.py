@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mpiddl.collectives.calls import READ
 from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError, UsageError
-from mpiddl.topology import Topology, neighbours
+from mpiddl.node.topology import Topology, neighbours
 from mpiddl.tuning import rule
 from mpiddl.tuning.fit import fit
 from mpiddl.tuning.place import place_of

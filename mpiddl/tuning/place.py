@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpiddl.topology import Topology
+from mpiddl.node.topology import Topology
 from mpiddl.tuning.table import Place, node_map
 
 

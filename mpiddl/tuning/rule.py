@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from mpiddl.topology import Topology
+from mpiddl.node.topology import Topology
 
 LIBRARY = "library"
 

@@ -31,9 +31,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
-from mpiddl.disk import writing
 from mpiddl.errors import DataError, UsageError
-from mpiddl.topology import Topology
+from mpiddl.machine.disk import writing
+from mpiddl.node.topology import Topology
 from mpiddl.tuning.rule import CANDIDATES, LIBRARY
 
 VERSION = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from mpiddl.finding import Finding
+from mpiddl.doctor.check_result import Finding
 
 # What `mpiddl doctor` does, with JSON instead of a table.
 EXAMINE = """

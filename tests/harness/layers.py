@@ -12,29 +12,30 @@ from harness.sources import ROOT
 # From top to bottom: a module may import what stands on a lower line. A name stands for itself and for all that is in it,
 # as far as the table has no longer name; modules of one name may import each other, but not in a circle.
 TABLE = """
-__main__                                        | `python -m mpiddl`
-cli                                             | the commands: parse, call, print
-compare                                         | strategies beside each other on one job
-bench                                           | measurements
-training inference decomposition doctor         | one call each: train; evaluate and predict; PCA and SVD; check the machine
-session watch probes                            | what a run stands on; what happens between steps
-request                                         | what the caller asked for, agreed by all ranks
-prediction loop evaluation                      | the one loop; using a model; scoring it
-checkpoint recipes warming report folder        |
-metrics job communicator conditions start_barrier | seconds, bytes, loss; the settings; mpi4py's communicator with our collectives
-traffic                                         | what the hosts' links carry
-strategies                                      | how ranks agree, one a file
-tuning                                          | which algorithm for which size: rule, table, choice
-models optim data                               | pure functions of arrays; files to rows. No MPI
-collectives                                     | all-reduce and its kin, one algorithm a file
-arena cores                                     | memory that a node shares; its cores, divided among its ranks
-topology                                        | nodes, leaders, rings
-transport                                       | how bytes move: MPI, virtual ranks; memory that ranks share, and its lock
-launch_line                                     | the mpiexec line that works on this machine
-memory footprint layout overlap clock threads finding disk rank_count row_scale testbed user_code | small modules of one subject
-kernels                                         | numba; installed as mpiddl.kernels
-kernel_cache                                    | where compiled kernels are kept
-launch errors version terminal                  | what the launcher announced; the error tree; where output is shown
+__main__                         | `python -m mpiddl`
+cli                              | the commands: parse, call, print
+compare                          | strategies beside each other on one job
+bench                            | measurements
+training.run training.inference  | one call each: train; evaluate and predict
+decomposition                    | PCA and SVD
+doctor                           | `mpiddl doctor`: checks of the machine
+training.session training.watch  | what a run stands on; what happens between steps
+training.request                 | what the caller asked for, agreed by all ranks
+training.prediction training.loop training.evaluation | a trained model; the one loop; scores
+training.checkpoint training.builders training.compile_kernels training.report training.run_folder | the parts of a run
+training.metrics training.job training.conditions | seconds, bytes, loss; settings; slow ranks, drop-outs
+training                         |
+communicator                     | mpi4py's communicator with mpiddl's collectives under it
+strategies                       | what ranks exchange during training, and when
+tuning                           | which algorithm for which size: rule, table, choice
+models optim data                | pure functions of arrays; files to rows. No MPI
+collectives                      | all-reduce and its kin, one algorithm a file
+node                             | what the ranks of a node share: memory, locks, cores; topology
+transport                        | how bytes move: MPI, virtual ranks; memory that ranks share
+memory layout overlap user_code testbed| flat buffers; virtual shards; a user's own classes by name; a cluster on one machine
+kernels                          | numba; installed as mpiddl.kernels
+machine                          | launcher, threads, memory, disk, terminal, clock
+errors version                   | the error tree
 """
 
 PAGE = ROOT / "docs" / "architecture.md"

@@ -7,8 +7,8 @@ import numpy as np
 
 from mpiddl.collectives import TwoStep, calls
 from mpiddl.collectives.base import block_bounds
+from mpiddl.node.topology import neighbours
 from mpiddl.testbed import link_bytes
-from mpiddl.topology import neighbours
 from mpiddl.transport.mpi import connect
 
 SIZE = int(sys.argv[1])  # float32 elements

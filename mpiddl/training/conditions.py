@@ -32,7 +32,7 @@ class Conditions:
         Of the draws.
     drop : mapping of int to (int, int or None)
         By rank, before which of its steps it is gone: for as long as the steps up to the second one would take it, then it goes
-        on where it was; None: for good (`mpiddl.loop.Plan`).
+        on where it was; None: for good (`mpiddl.training.loop.Plan`).
 
     Examples
     --------

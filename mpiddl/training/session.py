@@ -14,25 +14,25 @@ from zlib import crc32
 
 import numpy as np
 
-from mpiddl import checkpoint
-from mpiddl.checkpoint import Checkpoint
-from mpiddl.cores import limited_threads
 from mpiddl.data import Data, ShardedRows, arrays_data, shown_names, sorted_warning
 from mpiddl.data.draws import generator
 from mpiddl.errors import CheckpointError, UsageError
-from mpiddl.folder import Folder
-from mpiddl.job import Job, read_drop, read_slow
 from mpiddl.layout import DEFAULT_SHARDS, Layout, check_batch, check_branches, shard_count
-from mpiddl.loop import Plan, State, applying
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
+from mpiddl.node.cores import limited_threads
 from mpiddl.optim import make_moments
-from mpiddl.recipes import TASKS, find_data, make_model, make_optimiser, make_schedule
-from mpiddl.request import Request, agreed_job, is_object, optimiser_chosen, search_path
 from mpiddl.strategies import Placement, Strategy, describe
+from mpiddl.training import checkpoint
+from mpiddl.training.builders import TASKS, find_data, make_model, make_optimiser, make_schedule
+from mpiddl.training.checkpoint import Checkpoint
+from mpiddl.training.compile_kernels import warm
+from mpiddl.training.job import Job, read_drop, read_slow
+from mpiddl.training.loop import Plan, State, applying
+from mpiddl.training.request import Request, agreed_job, is_object, optimiser_chosen, search_path
+from mpiddl.training.run_folder import Folder
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.version import __version__
-from mpiddl.warming import warm
 
 UNEVEN = 1.2
 """Users are warned if uneven shards make a step this many times as long."""
@@ -340,7 +340,7 @@ def _data_note(control: Any, rows: ShardedRows, strategy: Strategy) -> str:
 
 
 def _scale(control: Any, rows: ShardedRows) -> dict[str, Any]:
-    """What `mpiddl.row_scale` has to know of the training rows, the same on any ranks. Collective."""
+    """What `mpiddl.data.row_scale` has to know of the training rows, the same on any ranks. Collective."""
     largest, of_bytes = zip(*control.allgather((rows.magnitude(), rows.bytes)), strict=True)
     return {"largest": max(largest), "bytes": any(of_bytes)}
 

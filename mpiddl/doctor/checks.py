@@ -1,7 +1,7 @@
 """Is everything in place? Checks of the installation, the launcher, the nodes and MPI, each with its remedy.
 
 They run alone, under mpiexec and under srun, each guarded by itself: a check that fails becomes a finding,
-and the others go on. Those that communicate (`mpiddl.probes`) run on all ranks in the same order. A rank
+and the others go on. Those that communicate (`mpiddl.doctor.probes`) run on all ranks in the same order. A rank
 that fails in one of them may leave the others waiting in a call that takes no time limit, so an alarm is set
 for each: when it goes off, every rank says where it is, and the job ends.
 """
@@ -21,10 +21,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from mpiddl import kernel_cache, launch, probes
+from mpiddl.doctor import probes
+from mpiddl.doctor.check_result import Finding, show, worst
 from mpiddl.errors import MpiddlError
-from mpiddl.finding import Finding, show, worst
-from mpiddl.launch_line import launch_line, this_machine
+from mpiddl.machine import kernel_cache, launch
+from mpiddl.machine.launch_line import launch_line, this_machine
 from mpiddl.transport.start import environment_trouble, initialise, load_mpi, memory_trouble
 from mpiddl.version import __version__
 

@@ -4,7 +4,7 @@
         job.toml          every setting, as resolved; `mpiddl train runs/demo/job.toml` runs it again
         metrics.jsonl     a line every `log_every` steps and one a validation
         summary.json      the result
-        checkpoints/      see mpiddl.checkpoint
+        checkpoints/      see mpiddl.training.checkpoint
         curves.png        loss and accuracy against steps, seconds and bytes, where matplotlib is installed
 """
 
@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mpiddl.disk import lock, reading, writing
 from mpiddl.errors import OutputError, UsageError
-from mpiddl.metrics import read_lines
+from mpiddl.machine.disk import lock, reading, writing
+from mpiddl.training.metrics import read_lines
 
 CONTENTS = ("job.toml", "metrics.jsonl", "summary.json", "checkpoints", "curves.png")
 LOCK = ".lock"

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 
 from mpiddl.errors import ShapeError, UsageError
 from mpiddl.memory import aligned_zeros
-from mpiddl.topology import neighbours
+from mpiddl.node.topology import neighbours
 
 
 class Arena:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from mpiddl.data import ShardedRows
-from mpiddl.job import Job
 from mpiddl.memory import Views, aligned_zeros
 from mpiddl.optim import clip_norm
 from mpiddl.strategies import Strategy
+from mpiddl.training.job import Job
 
 
 def warm(comm: Any, model: Any, optimiser: Any, rows: ShardedRows, job: Job, strategy: Strategy) -> None:

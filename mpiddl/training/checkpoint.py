@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddl.disk import writing
 from mpiddl.errors import CheckpointError
+from mpiddl.machine.disk import writing
 from mpiddl.memory import FlatBuffer
 from mpiddl.strategies.base import Pending
 from mpiddl.transport.agree import agreed

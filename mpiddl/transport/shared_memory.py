@@ -25,7 +25,7 @@ from mpiddl.errors import SharedMemoryError
 from mpiddl.memory import ALIGNMENT
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import PATIENCE
-from mpiddl.transport.mapping import forget, mapped
+from mpiddl.transport.memory_file import forget, mapped
 
 WHERE = "/dev/shm"
 """Linux's memory file system; elsewhere files for a moment."""

@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from mpiddl import launch
-from mpiddl.finding import Finding
+from mpiddl.doctor.check_result import Finding
+from mpiddl.machine import launch
 
 LATE_S = 1.0
 """How late a rank comes, and the others with it if all is well; a barrier of many nodes takes some milliseconds."""

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl import start_barrier, threads
+from mpiddl.doctor import start_barrier
+from mpiddl.doctor.check_result import Finding, spell
 from mpiddl.errors import CommError
-from mpiddl.finding import Finding, spell
+from mpiddl.machine import threads
 
 LARGE = 4 << 20  # bytes: beyond the eager limit of every transport, so that the rendezvous path is tried
 LISTED = 8  # nodes that are named; a table of a hundred is not read

@@ -185,7 +185,7 @@ def _asked(env: Mapping[str, str], names: Iterable[str]) -> tuple[int, str]:
 def warning(cores_on_node: int, local_ranks: int, threads: Threads) -> str | None:
     """A sentence for the user if the ranks of a node run more threads than it has cores; else None.
 
-    Ranks with one thread each are left to the final table (`mpiddl.rank_count`), which says what they cost.
+    Ranks with one thread each are left to the final table (`mpiddl.machine.rank_count`), which says what they cost.
     """
     most = max(threads.blas, threads.numba)
     if local_ranks * most <= cores_on_node or most == 1:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from mpiddl.data import Data, ShardedRows, Source, Task, open_data, shown_names
-from mpiddl.disk import writing
+from mpiddl.data.row_scale import magnitude, scale_note
 from mpiddl.errors import DataError, ShapeError, UsageError
-from mpiddl.evaluation import evaluate_rows
 from mpiddl.layout import Layout, block
-from mpiddl.prediction import Trained, class_numbers, load_with, note_of_scale, outputs, predictions
-from mpiddl.request import search_path
-from mpiddl.row_scale import magnitude, scale_note
+from mpiddl.machine.disk import writing
+from mpiddl.training.evaluation import evaluate_rows
+from mpiddl.training.prediction import Trained, class_numbers, load_with, note_of_scale, outputs, predictions
+from mpiddl.training.request import search_path
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connected
 from mpiddl.transport.uncaught import public

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from mpiddl import threads
-from mpiddl.topology import neighbours
+from mpiddl.machine import threads
+from mpiddl.node.topology import neighbours
 
 
 @contextmanager

@@ -13,29 +13,30 @@ from zlib import crc32
 
 import numpy as np
 
-from mpiddl import rank_count, report
-from mpiddl.checkpoint import MODEL, Checkpoint, checksum, step_of
-from mpiddl.conditions import Conditions, Pace
-from mpiddl.cores import node
 from mpiddl.data.arrays import dense
 from mpiddl.errors import OutputError, UsageError
-from mpiddl.evaluation import Evaluation, evaluate_rows
-from mpiddl.folder import Folder
-from mpiddl.job import Job, read_drop, read_slow
-from mpiddl.loop import State, loop
-from mpiddl.metrics import Lines, Metrics, Split, finite
-from mpiddl.prediction import outputs, predictions, warn_of_scale
-from mpiddl.request import Request, asked_for
-from mpiddl.session import Session, dry_run, open_session, starting_state
+from mpiddl.machine import rank_count
+from mpiddl.node.cores import node
 from mpiddl.strategies import spelled
+from mpiddl.training import report
+from mpiddl.training.checkpoint import MODEL, Checkpoint, checksum, step_of
+from mpiddl.training.conditions import Conditions, Pace
+from mpiddl.training.evaluation import Evaluation, evaluate_rows
+from mpiddl.training.job import Job, read_drop, read_slow
+from mpiddl.training.loop import State, loop
+from mpiddl.training.metrics import Lines, Metrics, Split, finite
+from mpiddl.training.prediction import outputs, predictions, warn_of_scale
+from mpiddl.training.request import Request, asked_for
+from mpiddl.training.run_folder import Folder
+from mpiddl.training.session import Session, dry_run, open_session, starting_state
+from mpiddl.training.watch import Watch
 from mpiddl.transport import virtual
 from mpiddl.transport.agree import agreed
-from mpiddl.transport.align import clock_offset
 from mpiddl.transport.base import BYTES_BASIS
+from mpiddl.transport.clock_offset import clock_offset
 from mpiddl.transport.mpi import connect, failing_together
 from mpiddl.transport.uncaught import public
 from mpiddl.transport.virtual import Wire
-from mpiddl.watch import Watch
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl import checkpoint
-from mpiddl.checkpoint import Checkpoint
 from mpiddl.data.arrays import dense
+from mpiddl.data.row_scale import magnitude, scale_note
 from mpiddl.errors import CheckpointError, DataError, ShapeError, UsageError
-from mpiddl.job import FIELDS, Job, make_job
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
-from mpiddl.recipes import check_model, own_model
-from mpiddl.row_scale import magnitude, scale_note
+from mpiddl.training import checkpoint
+from mpiddl.training.builders import check_model, own_model
+from mpiddl.training.checkpoint import Checkpoint
+from mpiddl.training.job import FIELDS, Job, make_job
 from mpiddl.transport.uncaught import public
 from mpiddl.user_code import is_reference
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl import checkpoint
 from mpiddl.errors import ConvergenceError, MismatchError
-from mpiddl.evaluation import evaluate_rows
-from mpiddl.job import Job
-from mpiddl.loop import Plan, State
 from mpiddl.memory import FlatBuffer
-from mpiddl.metrics import Metrics, finite
 from mpiddl.models.base import Score
 from mpiddl.strategies.averages import average
 from mpiddl.strategies.base import Step, Strategy
+from mpiddl.training import checkpoint
+from mpiddl.training.evaluation import evaluate_rows
+from mpiddl.training.job import Job
+from mpiddl.training.loop import Plan, State
+from mpiddl.training.metrics import Metrics, finite
 from mpiddl.transport.base import IN_PLACE, Comm
 
 DIVERGED = "training has diverged"

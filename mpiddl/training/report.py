@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from mpiddl import terminal
-from mpiddl.clock import now
-from mpiddl.metrics import Split
+from mpiddl.machine import terminal
+from mpiddl.machine.clock import now
+from mpiddl.training.metrics import Split
 
 QUIET_S = 10.0  # without a terminal: the longest silence between two lines
 

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from mpiddl.threads import cores
+from mpiddl.machine.threads import cores
 
-OPEN_MPI, MPICH, OTHER = "openmpi", "mpich", "other"  # as `mpiddl.launch.library` names them
+OPEN_MPI, MPICH, OTHER = "openmpi", "mpich", "other"  # as `mpiddl.machine.launch.library` names them
 SRUN = "srun"
 FILES = {OPEN_MPI: ("ompi_info", "prterun", "orterun"), MPICH: ("mpiexec.hydra", "hydra_pmi_proxy")}
 NAMES = {OPEN_MPI: ("openmpi", "ompi", "prterun", "orterun"), MPICH: ("mpich", "hydra")}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mpiddl import kernels
-from mpiddl.clock import now
 from mpiddl.errors import CommError
+from mpiddl.machine.clock import now
 from mpiddl.transport.base import PATIENCE
 
 PAUSE_S = 0.0001

@@ -1,8 +1,8 @@
 """What a run measures: loss, accuracy, bytes, and where each rank's seconds went.
 
 Seconds are split in three. *Waiting* is the time from a rank's own arrival at a collective to the last rank's arrival, all on
-rank 0's clock (`mpiddl.transport.align`); for a message received, the time until it was there. *Communication* is the rest of
-the time inside communication calls. *Compute* is all other time of the loop, without validation and checkpoints.
+rank 0's clock (`mpiddl.transport.clock_offset`); for a message received, the time until it was there. *Communication* is the
+rest of the time inside communication calls. *Compute* is all other time of the loop, without validation and checkpoints.
 
 Arrivals are noted on the spot and compared only when a line is written, so that measuring adds no message to a step.
 
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from mpiddl.disk import reading, writing
+from mpiddl.machine.disk import reading, writing
 from mpiddl.models.base import Score
-from mpiddl.traffic import Traffic
+from mpiddl.training.link_traffic import Traffic
 from mpiddl.transport.base import MAX, Comm, Meter
 
 
@@ -248,7 +248,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def _line(text: str) -> dict[str, Any] | None:
-    """A line of training or of a validation as `Metrics` and `mpiddl.watch` write them; None for anything else."""
+    """A line of training or of a validation as `Metrics` and `mpiddl.training.watch` write them; None for anything else."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):

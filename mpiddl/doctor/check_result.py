@@ -1,4 +1,4 @@
-"""What a check of `mpiddl.doctor` found, in one value, and what a person sees of it."""
+"""What a check of `mpiddl.doctor.checks` found, in one value, and what a person sees of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mpiddl import terminal
+from mpiddl.machine import terminal
 
 SEVERITY = (False, None, True)
 # What has to be one and the same on every rank.

@@ -10,10 +10,10 @@ from typing import Any
 from mpiddl import user_code
 from mpiddl.data import Data, Task, open_data
 from mpiddl.errors import UsageError
-from mpiddl.job import Job
 from mpiddl.models import MLP
 from mpiddl.optim import SGD, Adam, AdamW, Constant, Cosine, Optimiser, Schedule, Step
 from mpiddl.strategies import Strategy
+from mpiddl.training.job import Job
 
 MODEL, OPTIMISER = ("shapes", "init", "gradient", "predict"), ("init", "update")
 """The members that a user's own must have."""

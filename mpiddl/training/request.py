@@ -9,13 +9,13 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpiddl import checkpoint
-from mpiddl.conditions import Conditions
 from mpiddl.errors import UsageError
-from mpiddl.folder import Folder
-from mpiddl.job import FIELDS, Job, make_job, read_drop, read_slow, without_aliases
-from mpiddl.recipes import OPTIMISER, check_model, with_optimiser
 from mpiddl.strategies import Strategy, describe, make_strategy, reproducible, spelled
+from mpiddl.training import checkpoint
+from mpiddl.training.builders import OPTIMISER, check_model, with_optimiser
+from mpiddl.training.conditions import Conditions
+from mpiddl.training.job import FIELDS, Job, make_job, read_drop, read_slow, without_aliases
+from mpiddl.training.run_folder import Folder
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.user_code import check_members, is_reference
 from mpiddl.version import __version__

@@ -17,8 +17,8 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from mpiddl import launch
 from mpiddl.errors import OutputError, UsageError
+from mpiddl.machine import launch
 
 NOT_FOUND = "no locator available"
 """What numba's error says if it finds no folder."""

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mpiddl.clock import now
-from mpiddl.conditions import Pace
 from mpiddl.errors import UsageError
+from mpiddl.machine.clock import now
 from mpiddl.memory import FlatBuffer
 from mpiddl.models.base import Score, as_score
 from mpiddl.optim import Optimiser, clip_norm
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
+from mpiddl.training.conditions import Pace
 from mpiddl.transport.base import Comm
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -147,7 +147,7 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
         Called after each step with the state, the step, its score, and whether all ranks meet. It measures, saves checkpoints,
         and returns whether to stop.
     pace : callable, optional
-        Called after the computation of a gradient (`mpiddl.conditions`).
+        Called after the computation of a gradient (`mpiddl.training.conditions`).
 
     Communication
     -------------

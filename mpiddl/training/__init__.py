@@ -1,0 +1,1 @@
+"""A training run, from the settings to the summary, and the trained model. `mpiddl.training.run` has the entry points."""
