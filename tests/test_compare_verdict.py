@@ -23,7 +23,7 @@ from mpiddl.compare.study import Study
 from mpiddl.compare.writing import spoken, write_report
 from mpiddl.errors import UsageError
 from mpiddl.strategies import NAMES, Strategy, make_strategy
-from mpiddl.strategies.local_sgd import LocalSGD
+from mpiddl.strategies.periodic.local_sgd import LocalSGD
 
 pytestmark = pytest.mark.no_mpi
 

@@ -12,7 +12,7 @@ import mpiddl
 import mpiddl.models
 from mpiddl.errors import CommError, UsageError
 from mpiddl.strategies import NAMES
-from mpiddl.strategies.parameter_server import ParameterServer
+from mpiddl.strategies.server.two_sided import ParameterServer
 from mpiddl.training.conditions import Conditions
 from mpiddl.training.job import read_drop, read_slow
 from mpiddl.transport import virtual

@@ -13,7 +13,7 @@ from harness.matrices import DTYPES, SOLVERS, exact, mine, rows_of_all
 from harness.tiers import more
 
 from mpiddl.decomposition import PCA, TruncatedSVD
-from mpiddl.decomposition.dense_rows import DenseRows
+from mpiddl.decomposition.rows.dense import DenseRows
 from mpiddl.errors import DataError, MismatchError, MpiddlError
 from mpiddl.transport import virtual
 

@@ -16,7 +16,7 @@ from harness.matrices import exact, rows_of_all, write_hdf5
 
 from mpiddl.cli import main
 from mpiddl.data.matrix import open_matrix
-from mpiddl.decomposition.pictures import draw
+from mpiddl.decomposition.plots import draw
 from mpiddl.decomposition.run import decompose_file
 from mpiddl.errors import ConvergenceError, DataError, UsageError
 from mpiddl.transport import virtual

@@ -11,9 +11,10 @@ from harness.matrices import exact, rows_of_all, write_hdf5
 from mpiddl.kernels.normal_product import BLOCK
 
 from mpiddl.data.matrix import open_matrix
-from mpiddl.decomposition import PCA, file_rows
-from mpiddl.decomposition.dense_rows import DenseRows
-from mpiddl.decomposition.file_rows import FileRows
+from mpiddl.decomposition import PCA
+from mpiddl.decomposition.rows import files as file_rows
+from mpiddl.decomposition.rows.dense import DenseRows
+from mpiddl.decomposition.rows.files import FileRows
 from mpiddl.decomposition.run import decompose_file
 from mpiddl.errors import DataError, UsageError
 from mpiddl.machine.footprint import Peak, footprint

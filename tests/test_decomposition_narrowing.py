@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from mpiddl.kernels.normal_product import padded_columns
 
-from mpiddl.decomposition import PCA, covariance
-from mpiddl.decomposition.narrowing import LEFT_OUT, narrowed
-from mpiddl.decomposition.orthogonal import orthonormal
-from mpiddl.decomposition.spread import Whole
-from mpiddl.decomposition.subspace import Ritz
+from mpiddl.decomposition import PCA
+from mpiddl.decomposition.rows import covariance
+from mpiddl.decomposition.rows.column_split import Whole
+from mpiddl.decomposition.solvers.narrowing import LEFT_OUT, narrowed
+from mpiddl.decomposition.solvers.orthogonal import orthonormal
+from mpiddl.decomposition.solvers.subspace import Ritz
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpiddl.decomposition import PCA, spread
-from mpiddl.decomposition.davidson import davidson, krylov
-from mpiddl.decomposition.orthogonal import orthonormal
-from mpiddl.decomposition.spread import Slices, Whole, spread_for
+from mpiddl.decomposition import PCA
+from mpiddl.decomposition.rows import column_split as spread
+from mpiddl.decomposition.rows.column_split import Slices, Whole, spread_for
+from mpiddl.decomposition.solvers.krylov import davidson, krylov
+from mpiddl.decomposition.solvers.orthogonal import orthonormal
 from mpiddl.layout import block
 from mpiddl.transport import virtual
 

@@ -11,8 +11,8 @@ from harness.matrices import check, exact, mine, rows_of_all
 from harness.tiers import more, only
 
 from mpiddl.decomposition import PCA, TruncatedSVD
-from mpiddl.decomposition.estimates import missed_variance
-from mpiddl.decomposition.subspace import Ritz
+from mpiddl.decomposition.solvers.error_estimates import missed_variance
+from mpiddl.decomposition.solvers.subspace import Ritz
 from mpiddl.errors import ConvergenceError
 from mpiddl.layout import block
 from mpiddl.transport import virtual
@@ -143,7 +143,7 @@ def test_fewer_dimensions_than_components(solver, seed):
 
 
 def test_steepest_ascent_where_a_sample_sees_no_maximum():
-    from mpiddl.decomposition.subsample import solve
+    from mpiddl.decomposition.solvers.subsample import solve
 
     right = np.ones((4, 2), np.float32)
     np.testing.assert_array_equal(solve(lambda z: -z, right, 6), right)

@@ -124,7 +124,7 @@ def test_numbers_of_kernels_that_are_repeated_elsewhere():
     from mpiddl import kernels
     from mpiddl.models.mlp import ACTIVATIONS
     from mpiddl.node.guard import Guard
-    from mpiddl.strategies.few_bits import BITS
+    from mpiddl.strategies.gossip.quantised_average import BITS
 
     assert Guard.WORDS == kernels.lock.WORDS
     assert (*kernels.quantise.MIDDLES,) == BITS

@@ -15,10 +15,10 @@ from mpiddl.collectives.buckets import Buckets
 from mpiddl.errors import CommError, UsageError
 from mpiddl.models import MLP
 from mpiddl.node.topology import neighbours
-from mpiddl.overlap import Overlap, ideal, lengths, schedule
 from mpiddl.strategies import NAMES, AllReduce, Auto, Replica, Step, Strategy, chain
-from mpiddl.strategies.choice import choose
-from mpiddl.strategies.hidden import MEASURED, Hidden
+from mpiddl.strategies.synchronous.auto_choice import choose
+from mpiddl.strategies.synchronous.overlap_measured import MEASURED, Hidden
+from mpiddl.strategies.synchronous.overlap_schedule import Overlap, ideal, lengths, schedule
 from mpiddl.transport import virtual
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import Entry, Table, write_table

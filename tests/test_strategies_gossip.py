@@ -12,8 +12,8 @@ from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 import mpiddl
 from mpiddl.errors import UsageError
 from mpiddl.strategies import Elastic, ElasticAdaptive, Gossip, GossipAdaptive, GossipScheduled, Step, make_strategy
-from mpiddl.strategies import graphs as of_graphs
-from mpiddl.strategies.triggers import Trigger
+from mpiddl.strategies.gossip import graphs as of_graphs
+from mpiddl.strategies.gossip.triggers import Trigger
 
 pytestmark = pytest.mark.no_mpi
 

@@ -18,9 +18,10 @@ import mpiddl
 from mpiddl.errors import CommError, UsageError
 from mpiddl.node.guard import Guard
 from mpiddl.node.topology import neighbours
-from mpiddl.strategies import ASGD, DANA, DDCASGD, Replica, Step, make_strategy, trial
-from mpiddl.strategies.ledger import Ledger
-from mpiddl.strategies.one_sided import OneSided
+from mpiddl.strategies import ASGD, DANA, DDCASGD, Replica, Step, make_strategy
+from mpiddl.strategies.server import one_sided_check as trial
+from mpiddl.strategies.server.one_sided import OneSided
+from mpiddl.strategies.server.push_ledger import Ledger
 from mpiddl.transport import virtual
 from mpiddl.transport.mpi import MpiComm
 
@@ -186,7 +187,7 @@ def test_a_meeting_is_waited_for_and_traffic_between_nodes_has_messages(comm, pl
                 comm.recv(source=rank)
         return 1.0
 
-    monkeypatch.setattr("mpiddl.strategies.store.time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("mpiddl.strategies.server.shards.time", SimpleNamespace(sleep=sleep))
     placed.now = lambda: slept[0]
     sent = placed.meter.messages
     pushed(placed, ASGD(1), value, size, 10, meet=1)

@@ -12,8 +12,8 @@ from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 import mpiddl
 from mpiddl.errors import UsageError
 from mpiddl.strategies import Elastic, ElasticAdaptive, Gossip, GossipAdaptive, LocalSGD, Replica, Step, chain, make_strategy
-from mpiddl.strategies.elastic_own_pace import ElasticOwnPace
-from mpiddl.strategies.own_pace import OwnPace
+from mpiddl.strategies.gossip.asynchronous import OwnPace
+from mpiddl.strategies.gossip.elastic_asynchronous import ElasticOwnPace
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi

@@ -13,8 +13,8 @@ from mpiddl.errors import UsageError
 from mpiddl.models import MLP
 from mpiddl.optim import SGD
 from mpiddl.strategies import ASGD, DANA, DCASGD, DDCASGD, DCASGDAdaptive, DDCASGDLiteral, Replica, Step, make_strategy
-from mpiddl.strategies.parameter_server import ParameterServer
-from mpiddl.strategies.push import Push, layers_of
+from mpiddl.strategies.server.push import Push, layers_of
+from mpiddl.strategies.server.two_sided import ParameterServer
 from mpiddl.training.loop import applying
 from mpiddl.transport import virtual
 

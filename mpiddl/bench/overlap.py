@@ -1,9 +1,10 @@
 """How much of a step's communication is hidden behind its computing, and how much the dependency graph allows.
 
-The same network, batch, buckets and ranks for all, in turns: a step that exchanges nothing, the exchange of all buckets
-with nothing computed, one after the other (no overlap), and both at once as `mpiddl.strategies.auto` does it. What a
-step that exchanges nothing shows of its timeline (when each bucket was complete), and the seconds of the exchange alone,
-shared out by size, make the ideal schedule on one wire (`mpiddl.overlap`). All figures are medians of the slowest rank.
+The same network, batch, buckets and ranks for all, in turns: a step that exchanges nothing, the exchange of all buckets with
+nothing computed, one after the other (no overlap), and both at once as `mpiddl.strategies.synchronous.auto` does it. What a
+step that exchanges nothing shows of its timeline (when each bucket was complete), and the seconds of the exchange alone, shared
+out by size, make the ideal schedule on one wire (`mpiddl.strategies.synchronous.overlap_schedule`). All figures are medians of
+the slowest rank.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
 from mpiddl.node.topology import neighbours
 from mpiddl.optim import SGD
-from mpiddl.overlap import Overlap, ideal, lengths, schedule
-from mpiddl.strategies.choice import BUCKET_BYTES
+from mpiddl.strategies.synchronous.auto_choice import BUCKET_BYTES
+from mpiddl.strategies.synchronous.overlap_schedule import Overlap, ideal, lengths, schedule
 from mpiddl.transport.mpi import connect, failing_together
 
 RATE, MOMENTUM = 1e-4, 0.9

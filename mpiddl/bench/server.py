@@ -22,10 +22,10 @@ from mpiddl.machine.clock import now
 from mpiddl.memory import aligned_zeros
 from mpiddl.node.topology import neighbours
 from mpiddl.optim import SGD
-from mpiddl.strategies.asgd import ASGD
 from mpiddl.strategies.base import Replica
-from mpiddl.strategies.store import Store
-from mpiddl.strategies.trial import trouble
+from mpiddl.strategies.server.one_sided_check import trouble
+from mpiddl.strategies.server.rules.asgd import ASGD
+from mpiddl.strategies.server.shards import Store
 from mpiddl.testbed.plan import read_rate
 from mpiddl.transport.mpi import connect, failing_together
 

@@ -24,7 +24,7 @@ from mpiddl.errors import ConvergenceError, UsageError
 from mpiddl.machine import threads
 from mpiddl.machine.clock import now
 from mpiddl.strategies import describe, make_strategy
-from mpiddl.strategies.parameter_server import ONE_SIDED, ParameterServer
+from mpiddl.strategies.server.two_sided import ONE_SIDED, ParameterServer
 from mpiddl.training.run import train
 from mpiddl.transport import virtual
 from mpiddl.version import __version__

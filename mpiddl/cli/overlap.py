@@ -41,7 +41,7 @@ def overlap(path: Path | None, plot: Path | None, hidden: tuple[int, ...], batch
     """
     from mpiddl.bench import overlap as module
     from mpiddl.bench.output import check_files, keep, show
-    from mpiddl.strategies.choice import BUCKET_BYTES
+    from mpiddl.strategies.synchronous.auto_choice import BUCKET_BYTES
 
     check_files(path, plot)
     found = module.run(os.environ, hidden, batch_per_rank, seconds, parse_size(bucket, "bucket") if bucket else BUCKET_BYTES)

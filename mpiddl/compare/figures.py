@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mpiddl.bench.intervals import Mean, mean
 from mpiddl.compare.grid import Cell, Contender, Grid
-from mpiddl.strategies.push import staleness
+from mpiddl.strategies.server.push import staleness
 
 Outcome = Mapping[str, Any]
 Measure = Callable[[Outcome], float | None]

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mpiddl.decomposition.solve import Moment, Result, solve
-from mpiddl.decomposition.variance_reduced import Settings
+from mpiddl.decomposition.solvers.variance_reduced import Settings
 
 if TYPE_CHECKING:
     from mpiddl.decomposition.pca import PCA

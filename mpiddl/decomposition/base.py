@@ -19,15 +19,15 @@ import numpy as np
 
 from mpiddl.data.matrix import is_sparse
 from mpiddl.decomposition.completion import completed
-from mpiddl.decomposition.covariance import NotFinite
-from mpiddl.decomposition.dense_rows import DenseRows
-from mpiddl.decomposition.file_rows import FileRows
-from mpiddl.decomposition.gram import SMALL
-from mpiddl.decomposition.rows import Rows
+from mpiddl.decomposition.rows.base import Rows
+from mpiddl.decomposition.rows.covariance import NotFinite
+from mpiddl.decomposition.rows.dense import DenseRows
+from mpiddl.decomposition.rows.files import FileRows
+from mpiddl.decomposition.rows.sparse import SparseRows
 from mpiddl.decomposition.solve import SOLVERS, Moment, Result, solve
-from mpiddl.decomposition.sparse_rows import SparseRows
+from mpiddl.decomposition.solvers.gram import SMALL
+from mpiddl.decomposition.solvers.variance_reduced import Settings
 from mpiddl.decomposition.stream import merged
-from mpiddl.decomposition.variance_reduced import Settings
 from mpiddl.errors import ConvergenceError, DataError, UsageError
 from mpiddl.machine.clock import now
 from mpiddl.memory import keep_freed

@@ -13,10 +13,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from mpiddl.data.arrays import refuse_masked
 from mpiddl.data.sparse import checked_csr
 from mpiddl.decomposition.base import Decomposition
-from mpiddl.decomposition.dense_rows import DenseRows
-from mpiddl.decomposition.file_rows import CHUNK_BYTES, FileRows, mapping
-from mpiddl.decomposition.rows import Rows
-from mpiddl.decomposition.sparse_rows import SparseRows
+from mpiddl.decomposition.rows.base import Rows
+from mpiddl.decomposition.rows.dense import DenseRows
+from mpiddl.decomposition.rows.files import CHUNK_BYTES, FileRows, mapping
+from mpiddl.decomposition.rows.sparse import SparseRows
 from mpiddl.transport.uncaught import public
 
 

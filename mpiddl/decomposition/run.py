@@ -24,9 +24,9 @@ import numpy as np
 
 from mpiddl.data.matrix import Matrix, is_sparse, open_matrix
 from mpiddl.data.npy import open_npy
-from mpiddl.decomposition.file_rows import FileRows
-from mpiddl.decomposition.pictures import draw
+from mpiddl.decomposition.plots import draw
 from mpiddl.decomposition.principal_components import PrincipalComponents
+from mpiddl.decomposition.rows.files import FileRows
 from mpiddl.decomposition.singular_vectors import SingularVectors
 from mpiddl.decomposition.solve import Moment
 from mpiddl.errors import ConvergenceError, DataError, MpiddlError, UsageError

@@ -11,22 +11,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddl.decomposition.choice import Choice, choose, sample_rows, start_rows
-from mpiddl.decomposition.covariance import Covariance, Effort
-from mpiddl.decomposition.davidson import Directions, davidson, krylov
-from mpiddl.decomposition.dense_rows import DenseRows
-from mpiddl.decomposition.estimates import at_rounding, missed_variance
-from mpiddl.decomposition.file_rows import FileRows
-from mpiddl.decomposition.gram import gram
-from mpiddl.decomposition.narrowing import LEFT_OUT, SLOWLY, narrowed
-from mpiddl.decomposition.prepare import prepare
-from mpiddl.decomposition.rows import Rows
-from mpiddl.decomposition.sample import CLOSER, HeldOut, covariance, draw, most_taken, second_start, warm_start, warm_start_of
-from mpiddl.decomposition.spread import Whole, spread_for
-from mpiddl.decomposition.subsample import Subsample
-from mpiddl.decomposition.subspace import Ritz
-from mpiddl.decomposition.variance_reduced import Settings, VarianceReduced
-from mpiddl.decomposition.vr_plain import vr_plain
+from mpiddl.decomposition.rows.base import Rows
+from mpiddl.decomposition.rows.column_split import Whole, spread_for
+from mpiddl.decomposition.rows.covariance import Covariance, Effort
+from mpiddl.decomposition.rows.dense import DenseRows
+from mpiddl.decomposition.rows.files import FileRows
+from mpiddl.decomposition.solvers.auto_choice import Choice, choose, sample_rows, start_rows
+from mpiddl.decomposition.solvers.error_estimates import at_rounding, missed_variance
+from mpiddl.decomposition.solvers.gram import gram
+from mpiddl.decomposition.solvers.krylov import Directions, davidson, krylov
+from mpiddl.decomposition.solvers.narrowing import LEFT_OUT, SLOWLY, narrowed
+from mpiddl.decomposition.solvers.prepare import prepare
+from mpiddl.decomposition.solvers.sample import (
+    CLOSER,
+    HeldOut,
+    covariance,
+    draw,
+    most_taken,
+    second_start,
+    warm_start,
+    warm_start_of,
+)
+from mpiddl.decomposition.solvers.subsample import Subsample
+from mpiddl.decomposition.solvers.subspace import Ritz
+from mpiddl.decomposition.solvers.variance_reduced import Settings, VarianceReduced
+from mpiddl.decomposition.solvers.vr_plain import vr_plain
 from mpiddl.errors import ConvergenceError, UsageError
 from mpiddl.machine.clock import now
 from mpiddl.transport.agree import agreed

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.decomposition.covariance import NotFinite
-from mpiddl.decomposition.dense_rows import DenseRows
+from mpiddl.decomposition.rows.covariance import NotFinite
+from mpiddl.decomposition.rows.dense import DenseRows
+from mpiddl.decomposition.rows.sums import allreduce
 from mpiddl.decomposition.solve import Result, solve
-from mpiddl.decomposition.sums import allreduce
 from mpiddl.errors import ConvergenceError
 from mpiddl.transport.base import IN_PLACE
 

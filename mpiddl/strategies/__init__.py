@@ -11,29 +11,29 @@ from typing import Any
 
 from mpiddl import user_code
 from mpiddl.errors import UsageError
-from mpiddl.strategies.allreduce import AllReduce
-from mpiddl.strategies.alone import Alone
-from mpiddl.strategies.asgd import ASGD
-from mpiddl.strategies.auto import Auto
 from mpiddl.strategies.base import Combined, Pending, Placement, Replica, Step, Strategy, describe
 from mpiddl.strategies.chain import chain
-from mpiddl.strategies.dana import DANA
-from mpiddl.strategies.dc_asgd import DCASGD, DCASGDAdaptive, DCASGDMomentum
-from mpiddl.strategies.ddc_asgd import DDCASGD
-from mpiddl.strategies.ddc_asgd_literal import DDCASGDLiteral
-from mpiddl.strategies.delayed import Delayed
-from mpiddl.strategies.elastic import Elastic
-from mpiddl.strategies.elastic_adaptive import ElasticAdaptive
-from mpiddl.strategies.gossip import Gossip
-from mpiddl.strategies.gossip_adaptive import GossipAdaptive
-from mpiddl.strategies.gossip_scheduled import GossipScheduled
-from mpiddl.strategies.hierarchical import Hierarchical
-from mpiddl.strategies.local_sgd import LocalSGD
-from mpiddl.strategies.ring import Ring
-from mpiddl.strategies.ssp import SSP
-from mpiddl.strategies.staleness_aware import StalenessAware
-from mpiddl.strategies.tree import Tree
-from mpiddl.strategies.two_step import TwoStep
+from mpiddl.strategies.gossip.elastic import Elastic
+from mpiddl.strategies.gossip.elastic_adaptive import ElasticAdaptive
+from mpiddl.strategies.gossip.gossip import Gossip
+from mpiddl.strategies.gossip.gossip_adaptive import GossipAdaptive
+from mpiddl.strategies.gossip.gossip_scheduled import GossipScheduled
+from mpiddl.strategies.periodic.delayed import Delayed
+from mpiddl.strategies.periodic.hierarchical import Hierarchical
+from mpiddl.strategies.periodic.local_sgd import LocalSGD
+from mpiddl.strategies.server.rules.asgd import ASGD
+from mpiddl.strategies.server.rules.dana import DANA
+from mpiddl.strategies.server.rules.dc_asgd import DCASGD, DCASGDAdaptive, DCASGDMomentum
+from mpiddl.strategies.server.rules.ddc_asgd import DDCASGD
+from mpiddl.strategies.server.rules.ddc_asgd_literal import DDCASGDLiteral
+from mpiddl.strategies.server.rules.ssp import SSP
+from mpiddl.strategies.server.rules.staleness_aware import StalenessAware
+from mpiddl.strategies.synchronous.allreduce import AllReduce
+from mpiddl.strategies.synchronous.alone import Alone
+from mpiddl.strategies.synchronous.auto import Auto
+from mpiddl.strategies.synchronous.ring import Ring
+from mpiddl.strategies.synchronous.tree import Tree
+from mpiddl.strategies.synchronous.two_step import TwoStep
 
 NAMES: dict[str, type[Strategy]] = {
     "auto": Auto,

@@ -17,8 +17,8 @@ import numpy as np
 from mpiddl.errors import ConvergenceError, MismatchError
 from mpiddl.memory import FlatBuffer
 from mpiddl.models.base import Score
-from mpiddl.strategies.averages import average
 from mpiddl.strategies.base import Step, Strategy
+from mpiddl.strategies.periodic.averages import average
 from mpiddl.training import checkpoint
 from mpiddl.training.evaluation import evaluate_rows
 from mpiddl.training.job import Job

@@ -17,7 +17,9 @@ cli                              | the commands: parse, call, print
 compare                          | strategies beside each other on one job
 bench                            | measurements
 training.run training.inference  | one call each: train; evaluate and predict
-decomposition                    | PCA and SVD
+decomposition                    | PCA and SVD: estimators, the outer loop, the command for files
+decomposition.solvers            | one solver a file
+decomposition.rows               | rows of arrays, sparse matrices and files; their products
 doctor                           | `mpiddl doctor`: checks of the machine
 training.session training.watch  | what a run stands on; what happens between steps
 training.request                 | what the caller asked for, agreed by all ranks
@@ -26,13 +28,20 @@ training.checkpoint training.builders training.compile_kernels training.report t
 training.metrics training.job training.conditions | seconds, bytes, loss; settings; slow ranks, drop-outs
 training                         |
 communicator                     | mpi4py's communicator with mpiddl's collectives under it
-strategies                       | what ranks exchange during training, and when
+strategies                       | what ranks exchange during training, and when: names, and chains of several
+strategies.gossip                | exchanges with a few other ranks
+strategies.synchronous           | the sum of all gradients in every step
+strategies.periodic              | late or seldom: sums a step later, averages after several steps
+strategies.server.rules          | update rules of parameter servers
+strategies.server                | parameter servers: shards and their transport
+strategies.mover                 | a thread that moves sums on
+strategies.base                  | the interface of a strategy
 tuning                           | which algorithm for which size: rule, table, choice
 models optim data                | pure functions of arrays; files to rows. No MPI
 collectives                      | all-reduce and its kin, one algorithm a file
 node                             | what the ranks of a node share: memory, locks, cores; topology
 transport                        | how bytes move: MPI, virtual ranks; memory that ranks share
-memory layout overlap user_code testbed| flat buffers; virtual shards; a user's own classes by name; a cluster on one machine
+memory layout user_code testbed| flat buffers; virtual shards; a user's own classes by name; a cluster on one machine
 kernels                          | numba; installed as mpiddl.kernels
 machine                          | launcher, threads, memory, disk, terminal, clock
 errors version                   | the error tree

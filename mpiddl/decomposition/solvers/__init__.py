@@ -1,0 +1,1 @@
+"""Solvers for the leading directions, one a file, and what they share."""

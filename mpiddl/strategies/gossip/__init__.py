@@ -1,0 +1,1 @@
+"""Strategies in which a rank exchanges parameters with a few other ranks."""

@@ -1,0 +1,1 @@
+"""Update rules of parameter servers, one a file."""

@@ -1,0 +1,16 @@
+"""Asynchronous SGD: the optimiser's step with every gradient in order of arrival, for any delay.
+
+With the optimiser `sgd` it is w <- w - eta g; with `momentum` all workers share one velocity. Cost: as `parameter_server`.
+Source: Dean et al., NIPS 2012, section 4.1 (downpour SGD, a push and a pull a step).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpiddl.strategies.server.two_sided import ParameterServer
+
+
+@dataclass(frozen=True)
+class ASGD(ParameterServer):
+    """Parameter server that applies gradients without correction or damping."""

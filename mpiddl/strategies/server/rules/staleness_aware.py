@@ -1,0 +1,23 @@
+"""Staleness-aware asynchronous SGD: the learning rate of a gradient is divided by its delay.
+
+w <- w - eta / max(tau, 1) g, with the optimiser's momentum if it has one. The factor belongs to the learning rate, not to the
+gradient: it also acts with Adam, and on the weight decay. Cost: as `parameter_server`.
+Source: Zhang et al., IJCAI 2016, arXiv:1511.05950. Law: with delays of 0 and 1 it is `asgd`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mpiddl.strategies.server.push import Push
+from mpiddl.strategies.server.two_sided import ParameterServer
+
+
+@dataclass(frozen=True)
+class StalenessAware(ParameterServer):
+    """Parameter server that divides the learning rate by the delay."""
+
+    def correct(self, state: dict[str, Any], push: Push) -> float:
+        push.rate /= max(push.delay, 1)
+        return 1.0

@@ -1,0 +1,1 @@
+"""Strategies that apply the sum of all gradients in every step."""
