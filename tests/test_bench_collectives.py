@@ -10,7 +10,7 @@ import pytest
 from harness.tiers import only
 
 from mpiddl.bench.rivals import rivals
-from mpiddl.bench.turns import LEAST, Contender, take_turns
+from mpiddl.study.interleaved import LEAST, Contender, take_turns
 from mpiddl.transport.start import load_mpi
 
 WANTED = {"case", "contender", "baseline", "seconds", "baseline_seconds", "ratio", "size_bytes", "p10", "p90", "sent_bytes"}
@@ -59,7 +59,7 @@ def test_each_call_has_new_inputs_and_its_result_is_read(link, monkeypatch):
         clock[0] += seconds
         seen.append(seconds)
 
-    monkeypatch.setattr("mpiddl.bench.turns.now", lambda: clock[0])
+    monkeypatch.setattr("mpiddl.study.interleaved.now", lambda: clock[0])
     contender = Contender(lambda: takes(1), write=lambda: takes(100), read=lambda: takes(10))
     take_turns(link, {"one": contender}, 0.0)
     assert seen[:2] == [100, 1] and seen[2:] == [100, 1, 10] * ((len(seen) - 2) // 3)

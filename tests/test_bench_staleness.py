@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from mpiddl.bench import staleness, staleness_rows
-from mpiddl.bench.journal import Journal
-from mpiddl.bench.pool import Pool
 from mpiddl.bench.staleness_runs import SEQUENTIAL, Runner, slow
 from mpiddl.cli import main
 from mpiddl.errors import DataError, MpiddlError, UsageError
+from mpiddl.study.journal import Journal
+from mpiddl.study.pool import Pool
 
 pytestmark = pytest.mark.no_mpi
 

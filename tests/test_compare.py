@@ -15,13 +15,13 @@ from harness.lone_rank import Rank
 
 from mpiddl.cli import main
 from mpiddl.compare.advice import advise
-from mpiddl.compare.check import check
-from mpiddl.compare.figures import entries, grain, paired, points, rows
+from mpiddl.compare.backends import Simulated
 from mpiddl.compare.grid import KEYS, Cell, make_grid, ranks_beside, read_grid
-from mpiddl.compare.places import Simulated
-from mpiddl.compare.plain import PLAIN
+from mpiddl.compare.preflight import check
 from mpiddl.compare.processes import Ended, reason
+from mpiddl.compare.statistics import entries, grain, paired, points, rows
 from mpiddl.compare.store import Store
+from mpiddl.compare.strategy_texts import PLAIN
 from mpiddl.compare.study import Study
 from mpiddl.compare.writing import remember, write_report
 from mpiddl.errors import MpiddlError, UsageError

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from mpiddl.compare.check import Facts
+from mpiddl.compare.backends import Here, Simulated
 from mpiddl.compare.grid import make_grid
-from mpiddl.compare.places import Here, Simulated
+from mpiddl.compare.preflight import Facts
 from mpiddl.compare.processes import run
 from mpiddl.compare.store import Store
 from mpiddl.compare.study import Study
@@ -127,7 +127,7 @@ def cell_of(pid):
             words = file.read().split("\0")
     except OSError:
         return ""
-    return words[3] if words[1:3] == ["-m", "mpiddl.compare.cell"] else ""  # not the launcher, which has these words, too
+    return words[3] if words[1:3] == ["-m", "mpiddl.compare.run_cell"] else ""  # not the launcher, which has these words, too
 
 
 @pytest.mark.more
@@ -188,7 +188,7 @@ def test_a_command_that_takes_too_long_is_ended_with_all_it_started():
 def test_a_run_whose_parent_is_killed_ends(tmp_path):
     settings = tmp_path / "settings.json"
     settings.write_text(json.dumps({"simulate": 2, "epochs": 500, "strategy": "two-step"}))
-    words = [sys.executable, "-m", "mpiddl.compare.cell", str(settings), str(tmp_path / "outcome.json"), "--with-parent"]
+    words = [sys.executable, "-m", "mpiddl.compare.run_cell", str(settings), str(tmp_path / "outcome.json"), "--with-parent"]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdin.close()  # as the kernel does when the parent ends
     assert process.wait() == 75 and not (tmp_path / "outcome.json").exists()

@@ -10,16 +10,17 @@ import pytest
 from harness.comparisons import HOSTS, TRAIN, Told, compared, found_of, grid_of, outcome
 
 import mpiddl
-from mpiddl.bench.journal import Journal
-from mpiddl.compare import markdown, page, plots
+from mpiddl.compare import html as page
+from mpiddl.compare import markdown, plots
 from mpiddl.compare.advice import advise
 from mpiddl.compare.document import Heading, Items, Paragraph, Table
-from mpiddl.compare.figures import entries
 from mpiddl.compare.grid import make_grid
 from mpiddl.compare.processes import Ended, reason
+from mpiddl.compare.statistics import entries
 from mpiddl.compare.store import Store
 from mpiddl.compare.writing import write_report
 from mpiddl.errors import OutputError, UsageError
+from mpiddl.study.journal import Journal
 
 pytestmark = pytest.mark.no_mpi
 
@@ -108,7 +109,7 @@ def test_a_disk_that_takes_a_part_of_a_line_is_told(tmp_path, monkeypatch):
         def write(self, line):
             return self._file.write(line[: len(line) // 2])
 
-    monkeypatch.setattr("mpiddl.bench.journal.open", Full, raising=False)
+    monkeypatch.setattr("mpiddl.study.journal.open", Full, raising=False)
     with pytest.raises(OutputError, match=os.strerror(28)):
         journal.add({"seed": 2}, {"wall": 2})
     assert journal.find({"seed": 2}) is None

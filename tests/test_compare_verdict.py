@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 from harness.comparisons import FACTS, Told, compared, found_of, grid_of, outcome
 
-from mpiddl.compare import document, markdown, page, plots
+from mpiddl.compare import document, markdown, plots
+from mpiddl.compare import html as page
 from mpiddl.compare.advice import advise
-from mpiddl.compare.check import check
+from mpiddl.compare.backends import Simulated
 from mpiddl.compare.columns import results
-from mpiddl.compare.figures import rows
 from mpiddl.compare.grid import make_grid
-from mpiddl.compare.places import Simulated
-from mpiddl.compare.plain import PLAIN, plain
+from mpiddl.compare.preflight import check
 from mpiddl.compare.processes import Ended
+from mpiddl.compare.statistics import rows
 from mpiddl.compare.store import Store
+from mpiddl.compare.strategy_texts import PLAIN, plain
 from mpiddl.compare.study import Study
 from mpiddl.compare.writing import spoken, write_report
 from mpiddl.errors import UsageError

@@ -1,8 +1,8 @@
 """Our collectives against the MPI library's on the same buffers, in turns within one run.
 
 Every call of every contender sees the same arrays; a contender's results are checked against the library's first. Inputs are
-written again before each call, and a row's ``seconds`` end when every rank has summed its result (`mpiddl.bench.turns`). The
-library also takes part in other settings than its defaults (`mpiddl.bench.rivals`).
+written again before each call, and a row's ``seconds`` end when every rank has summed its result (`mpiddl.study.interleaved`).
+The library also takes part in other settings than its defaults (`mpiddl.bench.rivals`).
 
 A row holds, beside what every bench's rows hold: ``p10`` and ``p90`` of our seconds, ``call_seconds`` (without the summing),
 ``best_library`` (the fastest setting) and ``best_ratio`` (its seconds over ours), ``sent_bytes`` (payload of the rank
@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.bench.limits import HEADERS, free_memory, memory_limit, wire_limit
 from mpiddl.bench.rivals import rivals
-from mpiddl.bench.turns import Contender, quantiles, take_turns
 from mpiddl.collectives import TwoStep, calls
 from mpiddl.collectives.base import block_bounds, flat
 from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError, UsageError
 from mpiddl.node.topology import neighbours
+from mpiddl.study.interleaved import Contender, quantiles, take_turns
+from mpiddl.study.limits import HEADERS, free_memory, memory_limit, wire_limit
 from mpiddl.testbed.plan import read_rate
 from mpiddl.transport.mpi import connect, failing_together
 

@@ -2,7 +2,7 @@
 
 The same calls make the table of ``mpiddl tune``: what is measured there is what programs get, mpi4py's and our own Python
 included. Inputs are written again before each call, and the seconds end when every rank that has a result has summed it
-(`mpiddl.bench.turns`). The library also takes part in other settings than its defaults (`mpiddl.bench.rivals`).
+(`mpiddl.study.interleaved`). The library also takes part in other settings than its defaults (`mpiddl.bench.rivals`).
 
 A row holds, beside what every bench's rows hold: ``p10`` and ``p90`` of our seconds, ``call_seconds`` (without the summing),
 ``chosen``, ``best`` (the fastest of all contenders but the communicator), ``best_seconds``, ``of_best`` (these over ours),
@@ -23,10 +23,10 @@ import numpy as np
 
 from mpiddl.bench.collectives import best_library, check_memory, size_text
 from mpiddl.bench.rivals import rivals
-from mpiddl.bench.turns import Contender, quantiles, take_turns
 from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError
 from mpiddl.node.topology import neighbours
+from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import Op
 from mpiddl.transport.mpi import connect, failing_together

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.bench.output import Rows
-from mpiddl.bench.turns import quantiles
 from mpiddl.collectives import allreduce
 from mpiddl.errors import UsageError
 from mpiddl.machine.clock import now
@@ -26,6 +24,8 @@ from mpiddl.models import MLP
 from mpiddl.node.topology import neighbours
 from mpiddl.optim import SGD
 from mpiddl.strategies import Delayed, Placement, Strategy, make_strategy
+from mpiddl.study.interleaved import quantiles
+from mpiddl.study.output import Rows
 from mpiddl.training.loop import Plan, State, applying, loop
 from mpiddl.transport.base import IN_PLACE
 from mpiddl.transport.mpi import connect, failing_together

@@ -2,7 +2,7 @@
 
 First it measures what part of a step of the first strategy is communication, on the links that are there. Then all
 strategies train, one after the other, turn by turn, each turn with a seed of its own that they share. Finished runs are kept
-in a `mpiddl.bench.journal.Journal`, if there is one; whatever is in it is not run again.
+in a `mpiddl.study.journal.Journal`, if there is one; whatever is in it is not run again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from mpiddl.bench import gossip_rows
 from mpiddl.bench.gossip_runs import OUTCOME, Contender, Rhythm, Runner, read_contender
-from mpiddl.bench.journal import Journal
 from mpiddl.errors import UsageError
 from mpiddl.machine.launch_line import more_ranks
+from mpiddl.study.journal import Journal
 from mpiddl.training.request import search_path
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.mpi import connect, failing_together

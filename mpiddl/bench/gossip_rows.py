@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mpiddl.bench.output import Rows
 from mpiddl.errors import UsageError
+from mpiddl.study.output import Rows
 from mpiddl.testbed import Link
 
 HEADER_BYTES = 14 + 20 + 32

@@ -14,13 +14,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpiddl.bench.limits import HEADERS, wire_limit
-from mpiddl.bench.turns import quantiles
 from mpiddl.errors import UsageError
 from mpiddl.machine.clock import now
 from mpiddl.models.base import Score
 from mpiddl.node.topology import neighbours
 from mpiddl.strategies import Step, Strategy, make_strategy
+from mpiddl.study.interleaved import quantiles
+from mpiddl.study.limits import HEADERS, wire_limit
 from mpiddl.training.builders import find_data
 from mpiddl.training.evaluation import evaluate_rows
 from mpiddl.training.job import make_job

@@ -3,8 +3,8 @@
 This is how programs wait that send the buckets of a gradient. Two cases: the ranks wait at once, or compute first, for about as
 long as the library's exchange takes. On one node the communicator uses the library's ``Iallreduce``. The contender "thread" is
 mpiddl's algorithm, which a thread advances, so that the figures show what either choice costs. Inputs are written again before
-each sample, and the seconds end when every rank has summed all results (`mpiddl.bench.turns`). A row holds, beside what every
-bench's rows hold: ``p10``, ``p90``, ``requests`` and ``computing`` (seconds of it that are computation).
+each sample, and the seconds end when every rank has summed all results (`mpiddl.study.interleaved`). A row holds, beside what
+every bench's rows hold: ``p10``, ``p90``, ``requests`` and ``computing`` (seconds of it that are computation).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from mpiddl.bench.collectives import check_memory, size_text
-from mpiddl.bench.turns import Contender, quantiles, take_turns
 from mpiddl.errors import MpiddlError
 from mpiddl.machine.clock import now
 from mpiddl.node.topology import neighbours
+from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.transport.mpi import connect, failing_together
 from mpiddl.transport.start import load_mpi
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.bench.turns import Contender, quantiles, take_turns
 from mpiddl.collectives.buckets import Buckets
 from mpiddl.collectives.progress import Progress
 from mpiddl.errors import CommError, UsageError
@@ -28,6 +27,7 @@ from mpiddl.node.topology import neighbours
 from mpiddl.optim import SGD
 from mpiddl.strategies.synchronous.auto_choice import BUCKET_BYTES
 from mpiddl.strategies.synchronous.overlap_schedule import Overlap, ideal, lengths, schedule
+from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.transport.mpi import connect, failing_together
 
 RATE, MOMENTUM = 1e-4, 0.9
@@ -51,7 +51,7 @@ def run(env: Any, hidden: Sequence[int], batch: int, seconds: float, bucket_byte
     Returns
     -------
     dict
-        ``rows`` for `mpiddl.bench.output`, ``overlap`` (an `Overlap`), ``thread`` (whether one moves messages on),
+        ``rows`` for `mpiddl.study.output`, ``overlap`` (an `Overlap`), ``thread`` (whether one moves messages on),
         and, for a plot, when each bucket was ``ready`` and the seconds of their ``exchanges``.
 
     Communication

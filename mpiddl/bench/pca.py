@@ -18,10 +18,10 @@ from scipy.sparse import issparse
 
 from mpiddl.bench.pca_cases import CASES, Case, check_cases
 from mpiddl.bench.pca_peers import EXACT_MOST, Contender, heat, peers
-from mpiddl.bench.turns import quantiles
 from mpiddl.decomposition import PCA, TruncatedSVD
 from mpiddl.errors import ConvergenceError
 from mpiddl.machine import threads as sharing
+from mpiddl.study.interleaved import quantiles
 from mpiddl.transport import virtual
 
 EXACT_WORK = 4e12

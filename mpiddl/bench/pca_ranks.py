@@ -10,10 +10,10 @@ from typing import Any
 
 from mpiddl.bench.pca import threads_of_all
 from mpiddl.bench.pca_cases import CASES, check_cases
-from mpiddl.bench.turns import quantiles
 from mpiddl.decomposition import PCA, TruncatedSVD
 from mpiddl.layout import block
 from mpiddl.machine.clock import now
+from mpiddl.study.interleaved import quantiles
 from mpiddl.transport import virtual
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from mpiddl.bench.turns import Contender, quantiles, take_turns
+from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.training.loop import loop
 from mpiddl.training.request import Request
 from mpiddl.training.run import train

@@ -15,8 +15,6 @@ import numpy as np
 
 from mpiddl.bench import step
 from mpiddl.bench.grpc_server import MOMENTUM, RATE, Client
-from mpiddl.bench.limits import HEADERS
-from mpiddl.bench.turns import Contender, quantiles, take_turns
 from mpiddl.errors import CommError
 from mpiddl.machine.clock import now
 from mpiddl.memory import aligned_zeros
@@ -26,6 +24,8 @@ from mpiddl.strategies.base import Replica
 from mpiddl.strategies.server.one_sided_check import trouble
 from mpiddl.strategies.server.rules.asgd import ASGD
 from mpiddl.strategies.server.shards import Store
+from mpiddl.study.interleaved import Contender, quantiles, take_turns
+from mpiddl.study.limits import HEADERS
 from mpiddl.testbed.plan import read_rate
 from mpiddl.transport.mpi import connect, failing_together
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from mpiddl.bench.collectives import check_memory, size_text
-from mpiddl.bench.turns import Contender, quantiles, take_turns
 from mpiddl.node.topology import neighbours
+from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.transport.mpi import connect, failing_together
 from mpiddl.tuning.rule import LIBRARY
 

@@ -4,7 +4,7 @@ Each rule's rate is chosen first: at a few workers of equal speed the one of the
 training. That rate is then taken for all numbers of workers and speeds, with other seeds, and measured on the test rows, beside
 sequential SGD with Nesterov's momentum, whose rate is chosen likewise. Every run takes the same number of samples.
 
-Finished runs are kept in a `mpiddl.bench.journal.Journal`; whatever is in it is not run again.
+Finished runs are kept in a `mpiddl.study.journal.Journal`; whatever is in it is not run again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from statistics import fmean
 from typing import Any
 
 from mpiddl.bench import staleness_rows
-from mpiddl.bench.journal import Journal
-from mpiddl.bench.pool import Pool
 from mpiddl.bench.staleness_runs import PATTERNS, SEQUENTIAL, Run, Runner, read_rule
 from mpiddl.errors import UsageError
 from mpiddl.layout import check_batch
+from mpiddl.study.journal import Journal
+from mpiddl.study.pool import Pool
 
 TUNING_SEED = 0
 """No seed that is compared."""

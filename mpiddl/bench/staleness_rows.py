@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from mpiddl.bench.intervals import Mean, mean, shown
-from mpiddl.bench.output import Rows
 from mpiddl.bench.staleness_runs import SEQUENTIAL
 from mpiddl.errors import UsageError
+from mpiddl.study.intervals import Mean, mean, shown
+from mpiddl.study.output import Rows
 
 WITHIN = {8: 0.3, 16: 0.8, 32: 2.0}
 """By workers, how many points below the reference are wanted at most."""

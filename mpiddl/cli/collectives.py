@@ -58,7 +58,7 @@ def _command(name: str, text: str) -> click.Command:
     def command(path: Path | None, plot: Path | None, sizes: tuple[int, ...], dtype: str, seconds: float,
                 rate: str | None) -> None:
         from mpiddl.bench import collectives as module
-        from mpiddl.bench.output import check_files, keep, show
+        from mpiddl.study.output import check_files, keep, show
 
         check_files(path, plot)
         rows = module.run(name, os.environ, sizes, dtype, seconds, rate)

@@ -230,7 +230,7 @@ tuning.add_to(mpiddl, bench)
 def step(path: Path | None, threads: int, seconds: float) -> None:
     """Compare the training steps per second of mpiddl, PyTorch and plain numpy."""
     from mpiddl.bench import step as module
-    from mpiddl.bench.output import show, write
+    from mpiddl.study.output import show, write
 
     rows = module.run(threads=threads, seconds=seconds)
     show("training steps", rows, ("p10", "p90", "gflops"))
@@ -255,7 +255,7 @@ def reproducible(path: Path | None, **options: Any) -> None:
     The checksum is the same with Open MPI and MPICH, and on 1, 2, 4, ... ranks up to the number of shards.
     """
     from mpiddl.bench import reproducible as module
-    from mpiddl.bench.output import check_files, keep, show
+    from mpiddl.study.output import check_files, keep, show
 
     check_files(path)
     rows = module.run(os.environ, **options)
@@ -274,7 +274,7 @@ def reproducible(path: Path | None, **options: Any) -> None:
 def agreement(path: Path | None, data: str, hidden: tuple[int, ...], steps: int) -> None:
     """Measure the distance between the weights after training on 1, 2, 4, ... ranks. Start this command with mpiexec."""
     from mpiddl.bench import agreement as module
-    from mpiddl.bench.output import check_files, keep, show
+    from mpiddl.study.output import check_files, keep, show
 
     check_files(path)
     rows = module.run(os.environ, data, hidden, steps, ("float32", "float64"))

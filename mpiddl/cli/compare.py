@@ -15,7 +15,7 @@ from mpiddl.errors import UsageError
 from mpiddl.machine.launch import promise
 
 if TYPE_CHECKING:
-    from mpiddl.compare.places import Place
+    from mpiddl.compare.backends import Place
 
 EPILOG = """
 \b
@@ -90,12 +90,12 @@ def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | Non
     staleness, and distance between ranks. The verdict uses validation rows, and the reported accuracy is that on test rows.
     Start this command without mpiexec, because it starts the ranks itself.
     """
-    from mpiddl.compare.check import check
+    from mpiddl.compare.backends import check_shared
     from mpiddl.compare.grid import read_grid
-    from mpiddl.compare.places import check_shared
+    from mpiddl.compare.numbers import counted
+    from mpiddl.compare.preflight import check
     from mpiddl.compare.store import Store
     from mpiddl.compare.study import Study
-    from mpiddl.compare.words import counted
     from mpiddl.compare.writing import remember, spoken, write_report
     from mpiddl.training.request import search_path
 
@@ -147,7 +147,7 @@ def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | Non
 
 
 def _place(simulate: tuple[int, ...] | None, testbed: str | None, jobs: int, options: dict[str, Any]) -> Place:
-    from mpiddl.compare.places import Here, OnTestbed, Simulated
+    from mpiddl.compare.backends import Here, OnTestbed, Simulated
 
     asked = {"--simulate": simulate is not None, "--testbed": testbed, "--launch": options["launch"]}
     given = [name for name, came in asked.items() if came]

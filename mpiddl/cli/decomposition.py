@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from mpiddl.cli.decomposition_progress import progress
 from mpiddl.cli.files import json_option
-from mpiddl.cli.passes import progress
 from mpiddl.cli.sizes import parse_size
 from mpiddl.errors import UsageError
 from mpiddl.machine.launch import promise
@@ -88,7 +88,7 @@ def _bench(path: Path | None, plot: Path | None, cases: str, errors: str, thread
            heat: str, folder: Path | None) -> None:
     """Time to a given error of the explained variance, against scikit-learn, SciPy and Heat."""
     from mpiddl.bench import pca, pca_ranks
-    from mpiddl.bench.output import check_files, keep, show, write
+    from mpiddl.study.output import check_files, keep, show, write
     from mpiddl.training.request import search_path
     from mpiddl.transport.mpi import connected
 

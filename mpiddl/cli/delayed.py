@@ -39,7 +39,7 @@ def delayed(path: Path | None, plot: Path | None, hidden: tuple[int, ...], batch
             strategies: tuple[str, ...], steps: int, seconds: float) -> None:
     """Compare delayed synchronisation with the speed limit of computation or communication. Start this command with mpiexec."""
     from mpiddl.bench import delayed as module
-    from mpiddl.bench.output import check_files, keep, show
+    from mpiddl.study.output import check_files, keep, show
 
     check_files(path, plot)
     rows = module.run(os.environ, hidden, batch_per_rank, strategies, steps, seconds)

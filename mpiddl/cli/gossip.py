@@ -71,8 +71,8 @@ def gossip(path: Path | None, plot: Path | None, results: Path | None, **options
     """Measure time and bytes that gossip strategies need to reach a target accuracy. Start this command with mpiexec."""
     from mpiddl.bench import gossip as module
     from mpiddl.bench import gossip_rows
-    from mpiddl.bench.output import check_files, keep
     from mpiddl.machine.disk import check_writable
+    from mpiddl.study.output import check_files, keep
 
     check_files(path, plot)
     if results is not None:

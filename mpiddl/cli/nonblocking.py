@@ -32,7 +32,7 @@ Examples:
 def iallreduce(path: Path | None, requests: tuple[int, ...], sizes: tuple[int, ...], seconds: float) -> None:
     """Compare Iallreduce of mpiddl.Communicator with the MPI library. Start this command with mpiexec."""
     from mpiddl.bench import nonblocking as module
-    from mpiddl.bench.output import check_files, keep, show
+    from mpiddl.study.output import check_files, keep, show
 
     check_files(path)
     rows = module.run(os.environ, requests, sizes, seconds)

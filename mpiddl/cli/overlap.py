@@ -40,8 +40,8 @@ def overlap(path: Path | None, plot: Path | None, hidden: tuple[int, ...], batch
     Start this command with mpiexec.
     """
     from mpiddl.bench import overlap as module
-    from mpiddl.bench.output import check_files, keep, show
     from mpiddl.strategies.synchronous.auto_choice import BUCKET_BYTES
+    from mpiddl.study.output import check_files, keep, show
 
     check_files(path, plot)
     found = module.run(os.environ, hidden, batch_per_rank, seconds, parse_size(bucket, "bucket") if bucket else BUCKET_BYTES)

@@ -31,7 +31,7 @@ Examples:
 def server(path: Path | None, rate: str | None, seconds: float) -> None:
     """Compare the one-sided parameter server with memory copies, the network and gRPC (pip install mpiddl[grpc])."""
     from mpiddl.bench import server as module
-    from mpiddl.bench.output import check_files, keep, show
+    from mpiddl.study.output import check_files, keep, show
 
     check_files(path)
     rows = module.run(os.environ, seconds, rate)

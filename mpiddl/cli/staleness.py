@@ -92,11 +92,11 @@ def staleness(data: str, jobs: int, results: Path, only: bool, path: Path | None
     """Compare the accuracy of update rules with stale gradients, in simulated time. Start this command without mpiexec."""
     from mpiddl.bench import staleness as module
     from mpiddl.bench import staleness_rows
-    from mpiddl.bench.journal import Journal
-    from mpiddl.bench.output import check_files, write
     from mpiddl.bench.staleness_runs import OUTCOME, Runner
     from mpiddl.machine.disk import check_writable
     from mpiddl.machine.threads import cores
+    from mpiddl.study.journal import Journal
+    from mpiddl.study.output import check_files, write
     from mpiddl.training.request import search_path
 
     if promise(os.environ).size > 1:

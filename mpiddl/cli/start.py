@@ -34,7 +34,7 @@ Examples:
 def start(path: Path | None, ranks: tuple[int, ...], rounds: int) -> None:
     """Time and memory that short programs take from their start to their end."""
     from mpiddl.bench import start as module
-    from mpiddl.bench.output import check_files, show, write
+    from mpiddl.study.output import check_files, show, write
 
     if promise(os.environ).size > 1:
         raise UsageError("start: got several ranks, expected one; start it without mpiexec, and name --ranks")

@@ -104,7 +104,7 @@ def communicator(path: Path | None, calls: tuple[str, ...], sizes: tuple[int, ..
                  dtype: str, op: str, default_only: bool) -> None:
     """Compare mpiddl.Communicator with the MPI library alone. Start this command with mpiexec."""
     from mpiddl.bench import communicator as module
-    from mpiddl.bench.output import check_files, keep, show
+    from mpiddl.study.output import check_files, keep, show
 
     check_files(path)
     rows = module.run(os.environ, calls, sizes, seconds, table, dtype, op, not default_only)
@@ -128,7 +128,7 @@ Example:
 def short_lived(path: Path | None, sizes: tuple[int, ...], seconds: float) -> None:
     """Compare Dup or Split, one Allreduce and Free with the MPI library alone. Start this command with mpiexec."""
     from mpiddl.bench import short_lived as module
-    from mpiddl.bench.output import check_files, keep, show
+    from mpiddl.study.output import check_files, keep, show
 
     check_files(path)
     rows = module.run(os.environ, sizes, seconds)

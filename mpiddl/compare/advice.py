@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mpiddl.bench.intervals import mean
 from mpiddl.compare.choice import CLOSE, Choice, Cost, accuracy, amount, choose, cost_of, reaches
-from mpiddl.compare.figures import Entry, Measure, computing, entries, paired, points, reaching, seconds, sent, validated
 from mpiddl.compare.grid import Cell, Grid
-from mpiddl.compare.plain import complexity
-from mpiddl.compare.words import counted, difference, listed, percent, times, told
+from mpiddl.compare.numbers import counted, difference, listed, percent, times, told
+from mpiddl.compare.statistics import Entry, Measure, computing, entries, paired, points, reaching, seconds, sent, validated
+from mpiddl.compare.strategy_texts import complexity
+from mpiddl.study.intervals import mean
 
 FASTER = 1.5
 """A less accurate strategy is noted if it is so many times faster."""

@@ -6,7 +6,8 @@
 4. As fast as the fastest of these: at most 5 % slower in the mean, a difference within noise, or one below the time between two
    validations. The time is that to the target, or that of training where there is no target. A budget of seconds is no cost.
 5. Of these, the one that sends the fewest bytes, with 5 % of tolerance, where bytes are known: on several hosts, or simulated.
-6. Of these, the simplest (the order of `mpiddl.compare.plain.PLAIN`), and of equally simple ones the first in the file.
+6. Of these, the simplest (the order of `mpiddl.compare.strategy_texts.PLAIN`), and of equally simple ones the first in the
+file.
 
 "Within noise": the 95 % interval of the mean of paired differences, run by run with the same seed, holds 0; with fewer than
 three seeds: their range does.
@@ -16,10 +17,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mpiddl.compare.figures import Entry, Measure, grain, paired, reaching, seconds, sent, validated
 from mpiddl.compare.grid import Grid
-from mpiddl.compare.plain import complexity
-from mpiddl.compare.words import percent
+from mpiddl.compare.numbers import percent
+from mpiddl.compare.statistics import Entry, Measure, grain, paired, reaching, seconds, sent, validated
+from mpiddl.compare.strategy_texts import complexity
 
 CLOSE = 1.05
 """Times and bytes up to so many times the lowest count as equal."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mpiddl.bench.intervals import Mean
 from mpiddl.compare.grid import Grid
-from mpiddl.compare.words import NONE, percent, told
+from mpiddl.compare.numbers import NONE, percent, told
+from mpiddl.study.intervals import Mean
 
 Row = Mapping[str, Any]
-"""Of `mpiddl.compare.figures.rows`."""
+"""Of `mpiddl.compare.statistics.rows`."""
 
 RUNS = ("runs with a result, of all that were planned. A run without a result failed, diverged or was not run. The means of "
         "its strategy are over the other runs")  # fmt: skip

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mpiddl.bench.intervals import ENOUGH
 from mpiddl.compare.advice import Advice
 from mpiddl.compare.columns import MEANWHILE, Column, Row, filled, results
 from mpiddl.compare.grid import Contender, Grid
-from mpiddl.compare.plain import plain
+from mpiddl.compare.numbers import NONE, counted, listed
 from mpiddl.compare.plots import Picture
-from mpiddl.compare.words import NONE, counted, listed
+from mpiddl.compare.strategy_texts import plain
 from mpiddl.strategies import describe
+from mpiddl.study.intervals import ENOUGH
 
 
 class Heading(NamedTuple):
@@ -88,7 +88,7 @@ def report(grid: Grid, rows: Sequence[Row], advice: Sequence[Advice], pictures: 
 
     Parameters
     ----------
-    rows : of `mpiddl.compare.figures.rows`
+    rows : of `mpiddl.compare.statistics.rows`
     advice : for each number of workers
     pictures : by number of workers, the one that belongs to the verdict first; None without matplotlib
     place : where the runs took place, in words

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from mpiddl.compare.document import Block, Code, Heading, Items, Paragraph, Table
-from mpiddl.compare.words import aligned
+from mpiddl.compare.numbers import aligned
 
 MARKS = re.compile(r"[\\`*\[\]<|]")
 """Characters that would be markup."""

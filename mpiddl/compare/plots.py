@@ -9,9 +9,9 @@ from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from mpiddl.compare.figures import Entry, entries, points, sent
 from mpiddl.compare.grid import Cell, Grid
-from mpiddl.compare.words import percent
+from mpiddl.compare.numbers import percent
+from mpiddl.compare.statistics import Entry, entries, points, sent
 
 AXES = (
     ("seconds", "seconds of training", 1.0),

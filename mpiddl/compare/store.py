@@ -1,7 +1,7 @@
 """The folder of a comparison: its finished cells, its settings, and its report.
 
     runs/demo/
-        cells.jsonl       a line for each finished run (`mpiddl.bench.journal`); cells-2-of-8.jsonl: those of a part
+        cells.jsonl       a line for each finished run (`mpiddl.study.journal`); cells-2-of-8.jsonl: those of a part
         compare.json      what was compared last
         failed/           the output of failed runs
         report.html, report.md, report.json, *.png
@@ -20,12 +20,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from mpiddl.bench.journal import Journal
 from mpiddl.errors import UsageError
 from mpiddl.machine.disk import lock, writing
+from mpiddl.study.journal import Journal
 
 WANTED = ("wall",)
-"""What every line has: how long the run took. In addition it has an ``error``, or the outcome of `mpiddl.compare.cell`."""
+"""What every line has: how long the run took. In addition it has an ``error``, or the outcome of `mpiddl.compare.run_cell`."""
 
 RESULT = {"accuracy": (int, float), "seconds": (int, float), "bytes": (int, float), "samples": (int, float), "curve": (list,)}
 """What every result has, and its types."""

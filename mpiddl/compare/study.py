@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mpiddl.compare.check import Facts
-from mpiddl.compare.figures import diverges
+from mpiddl.compare.backends import Place
 from mpiddl.compare.grid import Cell, Grid
-from mpiddl.compare.places import Place
+from mpiddl.compare.numbers import counted
+from mpiddl.compare.preflight import Facts
 from mpiddl.compare.processes import Ended, job_over, reason
+from mpiddl.compare.statistics import diverges
 from mpiddl.compare.store import Store
-from mpiddl.compare.words import counted
 from mpiddl.errors import MpiddlError
 from mpiddl.machine.clock import now
 from mpiddl.machine.disk import writing

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpiddl.bench.output import environment
-from mpiddl.compare import markdown, page, plots
+from mpiddl.compare import html as page
+from mpiddl.compare import markdown, plots
 from mpiddl.compare.advice import Advice, advise
 from mpiddl.compare.columns import results
 from mpiddl.compare.document import figures_table, report
-from mpiddl.compare.figures import rows
 from mpiddl.compare.grid import Cell, Grid, as_plain
+from mpiddl.compare.numbers import aligned, counted
+from mpiddl.compare.statistics import rows
 from mpiddl.compare.study import Study
-from mpiddl.compare.words import aligned, counted
+from mpiddl.study.output import environment
 
 
 def remember(study: Study) -> None:

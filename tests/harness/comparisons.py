@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mpiddl.compare.check import Facts
+from mpiddl.compare.backends import Simulated
 from mpiddl.compare.grid import Cell, make_grid
-from mpiddl.compare.places import Simulated
+from mpiddl.compare.preflight import Facts
 from mpiddl.compare.processes import Ended
 from mpiddl.compare.store import Store
 from mpiddl.compare.study import Study
@@ -22,7 +22,7 @@ def grid_of(*strategies, **asked):
 
 
 def outcome(validation=0.9, test=None, seconds=10.0, sent=4_000_000, **more):
-    """A run as `mpiddl.compare.cell` keeps it: two validations, of which the last is of the finished model."""
+    """A run as `mpiddl.compare.run_cell` keeps it: two validations, of which the last is of the finished model."""
     curve = [{"samples": 1000 * k, "seconds": seconds * k / 2, "bytes": sent * k // 2, "distance": 0.1,
               "accuracy": validation - 0.05 * (2 - k)} for k in (1, 2)]  # fmt: skip
     return {"accuracy": validation if test is None else test, "loss": 0.3, "seconds": seconds, "bytes": sent, "samples": 2000,

@@ -16,6 +16,7 @@ __main__                         | `python -m mpiddl`
 cli                              | the commands: parse, call, print
 compare                          | strategies beside each other on one job
 bench                            | measurements
+study                            | repeated runs: journal, processes, interleaving, intervals, output
 training.run training.inference  | one call each: train; evaluate and predict
 decomposition                    | PCA and SVD: estimators, the outer loop, the command for files
 decomposition.solvers            | one solver a file

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mpiddl.bench.intervals import mean
+from mpiddl.study.intervals import mean
 
 LONG = 16 << 10
 TYPES = "float32", "float64", "int8", "int32", "int64", "complex64"

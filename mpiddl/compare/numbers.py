@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpiddl.bench.intervals import ROUNDING, Mean, shown
+from mpiddl.study.intervals import ROUNDING, Mean, shown
 
 NONE = "-"
 MOST_NAMES = 6
@@ -15,7 +15,7 @@ def told(value: Mean | None, sign: str = "", unit: str = "") -> str:
 
     Examples
     --------
-    >>> from mpiddl.bench.intervals import mean
+    >>> from mpiddl.study.intervals import mean
     >>> told(Mean(96.204, 1.438, 3, 95.5, 96.9)), told(Mean(1234.5, 20.0, 3, 1220, 1240)), told(mean([0.0] * 3)), told(None)
     ('96.20 ± 1.44', '1234 ± 20', '0', '-')
     >>> told(mean([95.5, 96.5])), told(mean([7.5]))
@@ -32,7 +32,7 @@ def difference(gap: Mean | None, unit: str, grain: float = 0.0) -> str:
 
     Examples
     --------
-    >>> from mpiddl.bench.intervals import mean
+    >>> from mpiddl.study.intervals import mean
     >>> difference(mean([-0.8, 0.0, -0.4]), "points"), difference(mean([2.0, 2.1, 1.9]), "s")
     ('-0.40 ± 0.99 points, within noise', '+2.00 ± 0.25 s, beyond noise')
     >>> difference(mean([-0.8, 0.2]), "points"), difference(mean([0.1, 0.2]), "points")

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.bench.turns import Contender
 from mpiddl.memory import aligned_zeros
 from mpiddl.node.topology import Neighbours
+from mpiddl.study.interleaved import Contender
 
 HEADERS = 1.046
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpiddl.compare.backends import Place
 from mpiddl.compare.grid import Cell, Grid
-from mpiddl.compare.places import Place
 from mpiddl.data import Data
 from mpiddl.errors import CommError, UsageError
 from mpiddl.layout import Layout

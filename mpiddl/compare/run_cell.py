@@ -1,4 +1,4 @@
-"""One run of a comparison: ``python -m mpiddl.compare.cell SETTINGS.json OUTCOME.json``, alone or under a launcher.
+"""One run of a comparison: ``python -m mpiddl.compare.run_cell SETTINGS.json OUTCOME.json``, alone or under a launcher.
 
 OUTCOME is written at the end and in one piece: if it exists, it is complete. With ``--with-parent``, a run of one process ends
 when its standard input ends, which happens when its parent is killed.

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mpiddl.compare.cell import WITH_PARENT
 from mpiddl.compare.grid import Cell, ranks_beside
 from mpiddl.compare.processes import Ended, run
+from mpiddl.compare.run_cell import WITH_PARENT
 from mpiddl.errors import UsageError
 from mpiddl.layout import block_size
 from mpiddl.machine.threads import cores
@@ -25,7 +25,7 @@ from mpiddl.testbed import mpi as mpis
 from mpiddl.testbed.plan import make_plan, show_rate
 
 LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH"}
-PROGRAM = (sys.executable, "-m", "mpiddl.compare.cell")
+PROGRAM = (sys.executable, "-m", "mpiddl.compare.run_cell")
 
 
 class Place(Protocol):
@@ -53,7 +53,7 @@ class Place(Protocol):
         ...
 
     def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
-        """Run `mpiddl.compare.cell` with these ``files``."""
+        """Run `mpiddl.compare.run_cell` with these ``files``."""
         ...
 
     def __enter__(self) -> Place: ...

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from mpiddl.bench.intervals import Mean, mean
 from mpiddl.compare.grid import Cell, Contender, Grid
 from mpiddl.strategies.server.push import staleness
+from mpiddl.study.intervals import Mean, mean
 
 Outcome = Mapping[str, Any]
 Measure = Callable[[Outcome], float | None]
@@ -155,7 +155,7 @@ def grain(target: float) -> Measure:
 
 
 def rows(grid: Grid, found: Mapping[Cell, Outcome]) -> list[dict[str, Any]]:
-    """All figures of the report's tables as plain values; a mean has the names of `mpiddl.bench.intervals.Mean`."""
+    """All figures of the report's tables as plain values; a mean has the names of `mpiddl.study.intervals.Mean`."""
     made = []
     for workers in grid.workers:
         there = entries(grid, found, workers)
