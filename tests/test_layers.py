@@ -80,7 +80,7 @@ def _upwards(module: str) -> Iterator[str]:
 
 
 def test_the_page_shows_the_table():
-    assert layers.shown() == layers.as_markdown(), f"run python {layers.__file__}"
+    assert layers.shown() == layers.as_markdown(), "cd tests && python -m harness.layers"
 
 
 def test_no_circles():

@@ -1,6 +1,6 @@
 """The layers of the package: which module may import which. `docs/architecture.md` shows the same table.
 
-    python tests/harness/layers.py      writes the table into docs/architecture.md
+    cd tests && python -m harness.layers      writes the table into docs/architecture.md
 """
 
 from __future__ import annotations

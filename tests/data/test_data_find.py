@@ -16,7 +16,7 @@ from mpiddl.layout import Layout
 
 pytestmark = pytest.mark.no_mpi
 
-BESIDE = Path(__file__).parents[2] / "shared" / "data"
+BESIDE = Path(__file__).parents[3] / "shared" / "data"
 SEARCH = [*filter(None, os.environ.get("MPIDDL_DATA", "").split(os.pathsep)), BESIDE]
 
 
@@ -114,7 +114,7 @@ def test_digits_load_no_heavy_package_and_no_mpi():
         "import sys; from mpiddl.data import open_data; open_data('digits');"
         "print(*[m for m in ('sklearn', 'scipy.stats', 'mpi4py.MPI') if m in sys.modules])"
     )
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 

@@ -181,4 +181,4 @@ def test_bits_repeat_here_and_in_another_process(command, dtype):
     own = digest_dense(dtype)
     assert digest_dense(dtype) == own
     code = f"from harness.kernel_calls import digest_dense; print(digest_dense('{dtype}'))"
-    assert command(sys.executable, "-c", code, cwd=Path(__file__).parent).stdout.strip() == own
+    assert command(sys.executable, "-c", code, cwd=Path(__file__).parents[1]).stdout.strip() == own

@@ -271,7 +271,7 @@ def test_nonsense_is_told_before_anything_runs(capsys, tmp_path, monkeypatch, te
 
 
 def test_the_example_and_its_page_tell_the_keys_there_are():
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     grid = read_grid(root / "examples" / "compare.toml")
     assert len(read_grid(root / "examples" / "compare-fashion.toml").cells()) == 15
     assert len(read_grid(root / "examples" / "compare-hosts.toml").cells()) == 14

@@ -10,7 +10,7 @@ import pytest
 
 from mpiddl.testbed import Testbed
 
-PROGRAM = Path(__file__).parent / "programs" / "sums_on_hosts.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "sums_on_hosts.py"
 SIZE = 500_001  # 2 MB that no number of ranks divides
 MOST = 1.08  # headers and acknowledgements, which a busy machine sends more of; 1.005 at 16 MiB
 LAYOUTS = {

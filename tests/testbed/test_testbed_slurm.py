@@ -16,7 +16,7 @@ from mpiddl.testbed import Testbed, TestbedError
 
 pytestmark = pytest.mark.more
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "slurm"
+SCRIPTS = Path(__file__).resolve().parents[2] / "slurm"
 MPI_TYPE = {"openmpi": "pmix", "mpich": "pmi2"}.get(launch.library(MPI.Get_library_version())[0], "none")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from harness.tiers import more
 
-PROGRAM = Path(__file__).parent / "programs" / "mpi4py_tests.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "mpi4py_tests.py"
 TAKEN_OVER = ("test_cco_buf", "test_cco_nb_buf", "test_comm")
 REFUSED = ("test_exceptions",)  # first: what is refused, such as Free, must not change what comes after it
 OTHERS = ("test_cco_vec", "test_cco_obj", "test_p2p_buf")

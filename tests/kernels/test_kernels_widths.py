@@ -27,6 +27,6 @@ print(WIDTH, kernel_calls.digest_dense("float32"), kernel_calls.digest_elementwi
     platform.machine() != "x86_64" or not binding.get_host_cpu_features().get("fma"), reason="for an x86 that has FMA"
 )
 def test_bits_do_not_depend_on_the_width_of_vectors(command):
-    width, *found = command(sys.executable, "-c", CODE, env=NARROW, cwd=Path(__file__).parent).stdout.split()
+    width, *found = command(sys.executable, "-c", CODE, env=NARROW, cwd=Path(__file__).parents[1]).stdout.split()
     assert width == "16"
     assert found == [dense("float32"), elementwise("float32")]
