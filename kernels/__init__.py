@@ -8,18 +8,20 @@ numba's cache.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mpiddl.kernels.dense.dense_forward import forward, forward_scratch
+    from mpiddl.kernels.dense.dense_input_gradient import input_gradient, input_gradient_scratch
+    from mpiddl.kernels.dense.dense_weight_gradient import weight_gradient, weight_gradient_scratch
+    from mpiddl.kernels.dense.panels import IDENTITY, RELU, TANH
+
     from .compensation import compensate, compensate_scaled, damped_move, sum_of_magnitudes
-    from .dense_forward import forward, forward_scratch
-    from .dense_input_gradient import input_gradient, input_gradient_scratch
-    from .dense_weight_gradient import weight_gradient, weight_gradient_scratch
     from .gather import gather_rows
     from .lanes import WIDTH
     from .loss import softmax_cross_entropy, squared_error
     from .norm import sum_squares
-    from .panels import IDENTITY, RELU, TANH
     from .update import adam, momentum, nesterov, sgd
 
 _HOME = {
@@ -27,20 +29,20 @@ _HOME = {
     "compensate_scaled": "compensation",
     "damped_move": "compensation",
     "sum_of_magnitudes": "compensation",
-    "forward": "dense_forward",
-    "forward_scratch": "dense_forward",
-    "input_gradient": "dense_input_gradient",
-    "input_gradient_scratch": "dense_input_gradient",
-    "weight_gradient": "dense_weight_gradient",
-    "weight_gradient_scratch": "dense_weight_gradient",
+    "forward": "dense.dense_forward",
+    "forward_scratch": "dense.dense_forward",
+    "input_gradient": "dense.dense_input_gradient",
+    "input_gradient_scratch": "dense.dense_input_gradient",
+    "weight_gradient": "dense.dense_weight_gradient",
+    "weight_gradient_scratch": "dense.dense_weight_gradient",
     "gather_rows": "gather",
     "WIDTH": "lanes",
     "softmax_cross_entropy": "loss",
     "squared_error": "loss",
     "sum_squares": "norm",
-    "IDENTITY": "panels",
-    "RELU": "panels",
-    "TANH": "panels",
+    "IDENTITY": "dense.panels",
+    "RELU": "dense.panels",
+    "TANH": "dense.panels",
     "adam": "update",
     "momentum": "update",
     "nesterov": "update",
@@ -73,16 +75,17 @@ __all__ = [
 ]
 
 
+_FOLDERS = ("", "dense.", "node.", "rows.")
+
+
 def __getattr__(name: str) -> Any:
-    """A kernel, or a module of kernels; kept here, so that it is looked for once."""
+    """A kernel, or a module of kernels from one of the folders; kept here, so that it is looked for once."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    full = f"{__name__}.{_HOME.get(name, name)}"
-    try:
-        module = import_module(full)
-    except ModuleNotFoundError as error:
-        if error.name != full:
-            raise
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    places = [_HOME[name]] if name in _HOME else [folder + name for folder in _FOLDERS]
+    full = next((full for place in places if find_spec(full := f"{__name__}.{place}")), "")
+    if not full:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(full)
     globals()[name] = found = getattr(module, name) if name in _HOME else module
     return found

@@ -18,7 +18,7 @@ from mpiddl.machine.kernel_cache import define
 
 def _fingerprint() -> str:
     """A short hash of the sources of this package."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:10]
 
 

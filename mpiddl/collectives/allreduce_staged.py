@@ -1,7 +1,7 @@
 """All-reduce on one node of arrays that lie anywhere: pieces pass through shared memory, and every rank adds up all of them.
 
 Cost a rank: no messages; V copied, q V read and V written, most of it in the second cache
-(`mpiddl.kernels.node_copy_sum`). Shared memory of two pieces a rank. All ranks add in rank order, so they have the same
+(`mpiddl.kernels.node.node_copy_sum`). Shared memory of two pieces a rank. All ranks add in rank order, so they have the same
 bits. For SUM of float32 and float64 and up to MOST_RANKS ranks, whom it spares the second copy and the second barrier
 of two-step; where nothing has to be copied, `allreduce_two_step.TwoStep` is faster, and so is `reading` where ranks
 may read each other's memory.

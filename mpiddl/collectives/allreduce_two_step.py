@@ -150,7 +150,7 @@ class TwoStep(Queue):
         return self.result
 
     def _node_sum(self, size: int) -> tuple[Any, ...]:
-        """What `mpiddl.kernels.node_sum` takes for ``size`` elements: one call does all there is to do on one node."""
+        """What `mpiddl.kernels.node.node_sum` takes for ``size`` elements: one call does all there is to do on one node."""
         result = self._result
         line = ALIGNMENT // result.itemsize
         lines = block_bounds(ceil_div(size, line), len(self._inputs), self._near.local.rank)

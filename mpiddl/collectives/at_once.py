@@ -15,7 +15,7 @@ from mpiddl.transport.base import PATIENCE
 from mpiddl.transport.shared_memory import KernelRequest, end_kernel
 
 PASSED = 0
-"""Where a kernel's state holds the barriers that it has passed (`mpiddl.kernels.meet`)."""
+"""Where a kernel's state holds the barriers that it has passed (`mpiddl.kernels.node.meet`)."""
 
 Further = tuple[Callable[..., bool], tuple[Any, ...], int]
 """A kernel, what it takes but for its patience, and the barriers that it passes."""

@@ -2,8 +2,8 @@
 
 Each rank reads its slice of the others' sources and adds it up; then whoever wants the whole reads the slices of the others.
 Cost a rank: no messages; V/q of every other rank's source read and added up, and (q-1)/q V read by whom gathers (all-reduce:
-all, reduction: the root, reduce-scatter: nobody); three barriers (`mpiddl.kernels.node_read_sum`). Each element is added up on
-one rank, in rank order, so all have the same bits. For SUM of float32 and float64, where the operating system allows it
+all, reduction: the root, reduce-scatter: nobody); three barriers (`mpiddl.kernels.node.node_read_sum`). Each element is added
+up on one rank, in rank order, so all have the same bits. For SUM of float32 and float64, where the operating system allows it
 (`mpiddl.node.process_memory`). An array that cannot be read all the same (a device's memory; a process that forbids it later)
 costs more: what is not yet added up goes through shared memory.
 """

@@ -174,7 +174,7 @@ def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1
     compiled = n * d > FEW or sparse or files or solver.startswith("vr")
     if compiled:
         with agreed(comm):  # numba may fail to load kernels: all ranks raise together
-            import_module("mpiddl.kernels.normal_product")
+            import_module("mpiddl.kernels.rows.normal_product")
     if isinstance(rows, DenseRows):
         rows.compiled = compiled  # the same on all ranks, because it decides the number of columns
     columns = min(rows.columns(k + OVERSAMPLES), d)

@@ -23,7 +23,7 @@ WORTH_SHARING = 4e6
 class Workspace:
     """Scratch arrays for up to `max_rows` rows of a network, and `threads` - 1 helpers for its products.
 
-    Which part a thread computes changes no bit of the result (see `mpiddl.kernels.tile`), nor does its timing.
+    Which part a thread computes changes no bit of the result (see `mpiddl.kernels.dense.tile`), nor does its timing.
     """
 
     def __init__(self, sizes: tuple[int, ...], max_rows: int, dtype: DTypeLike, threads: int):

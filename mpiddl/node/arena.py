@@ -85,7 +85,7 @@ class Arena:
         return self._find(self._memory, name).meet()
 
     def barrier(self, name: str) -> tuple[Any, ...]:
-        """The same barrier for a kernel that waits by itself (`mpiddl.kernels.meet`); () where there is none."""
+        """The same barrier for a kernel that waits by itself (`mpiddl.kernels.node.meet`); () where there is none."""
         return self._find(self._memory, name).barrier
 
     def free(self, name: str) -> None:

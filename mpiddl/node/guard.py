@@ -40,7 +40,7 @@ class Guard:
     """
 
     WORDS = 64
-    """`mpiddl.kernels.lock.WORDS`, without loading it."""
+    """`mpiddl.kernels.node.lock.WORDS`, without loading it."""
 
     def __init__(self, comm: Any, words: np.ndarray, limit_s: float = float("inf")):
         self._comm, self._words, self._limit_s, self._lock = comm, words, limit_s, kernels.lock

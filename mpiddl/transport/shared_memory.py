@@ -52,7 +52,7 @@ class SharedMemory:
         Every rank's, in rank order, zero at first; each begins on a page. After `Free` there are none; arrays that were kept
         are then zero, and take no memory until they are touched.
     barrier : tuple
-        The arguments by which a kernel meets the other ranks itself (`mpiddl.kernels.meet`), but for its patience.
+        The arguments by which a kernel meets the other ranks itself (`mpiddl.kernels.node.meet`), but for its patience.
 
     Raises
     ------

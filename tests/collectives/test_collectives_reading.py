@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpiddl.kernels.node_read_sum import FAILED, UNREAD
+from mpiddl.kernels.node.node_read_sum import FAILED, UNREAD
 
 from mpiddl.collectives import allreduce
 from mpiddl.collectives.base import run

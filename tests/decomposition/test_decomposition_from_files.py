@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.io
 from harness.matrices import exact, rows_of_all, write_hdf5
-from mpiddl.kernels.normal_product import BLOCK
+from mpiddl.kernels.rows.normal_product import BLOCK
 
 from mpiddl.data.matrix import open_matrix
 from mpiddl.decomposition import PCA

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mpiddl.kernels.normal_product import padded_columns
+from mpiddl.kernels.rows.normal_product import padded_columns
 
 from mpiddl.decomposition import PCA
 from mpiddl.decomposition.rows import covariance

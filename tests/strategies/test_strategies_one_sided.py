@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from harness.short_runs import RULES, settings, weights
 from mpi4py import MPI
-from mpiddl.kernels.lock import STATE, WORDS, acquire, begin_change, changes, leave, unchanged
+from mpiddl.kernels.node.lock import STATE, WORDS, acquire, begin_change, changes, leave, unchanged
 
 import mpiddl
 from mpiddl.errors import CommError, UsageError

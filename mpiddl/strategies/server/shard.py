@@ -1,8 +1,8 @@
 """A shard: a part of the parameters in memory that the ranks of a node share. The pushing rank applies the rule under its lock.
 
 A push holds the lock while the rule changes the parameters. A pull takes no lock: it copies the shard, and copies again if a
-change happened during the copy (`mpiddl.kernels.lock`). Pulling ranks therefore never delay others. Cost: a push, the memory
-traffic of the rule; a pull, one copy of the shard.
+change happened during the copy (`mpiddl.kernels.node.lock`). Pulling ranks therefore never delay others. Cost: a push, the
+memory traffic of the rule; a pull, one copy of the shard.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ Linux alone has the call; who may read whom is up to it (`mpiddl.node.process_me
 
 from __future__ import annotations
 
+from mpiddl.kernels.jit import kernel
+from mpiddl.kernels.lanes import base
 from numba import types
-
-from .jit import kernel
-from .lanes import base
 
 VECTORS = 4
 """int64 words that `fetch` needs for a call: where to, how many bytes, where from, how many bytes."""

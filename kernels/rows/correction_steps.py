@@ -8,10 +8,10 @@ R = C W - W theta is exact, and C_b multiplies only the small D: as D tends to i
 
 from __future__ import annotations
 
-from .jit import inlined, kernel
-from .lanes import base, size_of, unit_of
-from .normal_product import BLOCK, add_normal, panel_units
-from .thin import HEIGHT, thin_columns, thin_rows
+from mpiddl.kernels.jit import inlined, kernel
+from mpiddl.kernels.lanes import base, size_of, unit_of
+from mpiddl.kernels.rows.normal_product import BLOCK, add_normal, panel_units
+from mpiddl.kernels.rows.thin import HEIGHT, thin_columns, thin_rows
 
 _HEIGHTS = (0, *HEIGHT.values())
 

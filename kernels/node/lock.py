@@ -13,9 +13,9 @@ language memory models?, MSPC 2012, doi:10.1145/2247684.2247688. [I: numbers tha
 
 from __future__ import annotations
 
-from .atomics import EAGER, draw, fence, look, mark, offer, pause, put, unmark
-from .jit import inlined, kernel
-from .lanes import base
+from mpiddl.kernels.jit import inlined, kernel
+from mpiddl.kernels.lanes import base
+from mpiddl.kernels.node.atomics import EAGER, draw, fence, look, mark, offer, pause, put, unmark
 
 LINE = 16
 """int64 words between two that different ranks write: 128 bytes, since processors fetch cache lines in pairs."""

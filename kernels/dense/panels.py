@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
+from mpiddl.kernels.dense.tile import ROWS
+from mpiddl.kernels.lanes import INT64, emitter
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
-
-from .lanes import INT64, emitter
-from .tile import ROWS
 
 IDENTITY, RELU, TANH = 0, 1, 2
 """Activations by number."""

@@ -12,10 +12,10 @@ share out the sums.
 
 from __future__ import annotations
 
-from .jit import kernel
-from .lanes import base, copy, size_of
-from .meet import meet
-from .node_sum import add_up
+from mpiddl.kernels.jit import kernel
+from mpiddl.kernels.lanes import base, copy, size_of
+from mpiddl.kernels.node.meet import meet
+from mpiddl.kernels.node.node_sum import add_up
 
 PIECES, STAGE, DONE = 3, 2, 4
 """Where `state` holds the pieces of all calls so far, whether this call's next piece is staged, and its elements done."""

@@ -16,12 +16,12 @@ doi:10.1016/j.jpdc.2013.01.015 [I: with the sum in slices, and barriers in memor
 
 from __future__ import annotations
 
-from .atomics import look, put
-from .jit import kernel
-from .lanes import base, copy, size_of
-from .meet import meet
-from .node_sum import add_up
-from .remote import fetch
+from mpiddl.kernels.jit import kernel
+from mpiddl.kernels.lanes import base, copy, size_of
+from mpiddl.kernels.node.atomics import look, put
+from mpiddl.kernels.node.meet import meet
+from mpiddl.kernels.node.node_sum import add_up
+from mpiddl.kernels.node.remote import fetch
 
 SOURCE, PART, FAILED, FIRST, DONE, LAST, WORDS = 0, 1, 2, 3, 4, 5, 8
 """What a rank says in shared memory, as int64 words: where its source lies, where its part would begin if it were the whole,

@@ -8,12 +8,12 @@ each other out of the caches.
 
 from __future__ import annotations
 
-from .blocking import PANEL_BYTES, panel_count, panel_edge, part_size
-from .elementwise import tanh_columns
-from .jit import inlined, kernel
-from .lanes import base, lanes_of, size_of
-from .panels import RELU, TANH
-from .tile import CHUNK, ROWS, VECTORS, tile_first, tile_rows
+from mpiddl.kernels.dense.blocking import PANEL_BYTES, panel_count, panel_edge, part_size
+from mpiddl.kernels.dense.panels import RELU, TANH
+from mpiddl.kernels.dense.tile import CHUNK, ROWS, VECTORS, tile_first, tile_rows
+from mpiddl.kernels.elementwise import tanh_columns
+from mpiddl.kernels.jit import inlined, kernel
+from mpiddl.kernels.lanes import base, lanes_of, size_of
 
 DEPTH = 128
 ROWS_AT_ONCE = 256

@@ -7,11 +7,11 @@ its rows are added up on the way. Packed once, delta serves for as many parts of
 
 from __future__ import annotations
 
-from .blocking import PANEL_BYTES, panel_count, panel_edge, part_size, round_up
-from .jit import inlined, kernel
-from .lanes import WIDTH, base, lanes_of, size_of
-from .panels import copy_columns, copy_panel
-from .tile import CHUNK, ROWS, tile_columns
+from mpiddl.kernels.dense.blocking import PANEL_BYTES, panel_count, panel_edge, part_size, round_up
+from mpiddl.kernels.dense.panels import copy_columns, copy_panel
+from mpiddl.kernels.dense.tile import CHUNK, ROWS, tile_columns
+from mpiddl.kernels.jit import inlined, kernel
+from mpiddl.kernels.lanes import WIDTH, base, lanes_of, size_of
 
 DEPTH = 256
 BLOCK_BYTES = 1 << 18

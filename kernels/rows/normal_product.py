@@ -7,12 +7,11 @@ along. Sums over many rows are carried in float64, whatever the dtype of x.
 
 from __future__ import annotations
 
+from mpiddl.kernels.jit import inlined, kernel
+from mpiddl.kernels.lanes import UNIT, base, size_of, unit_of
+from mpiddl.kernels.rows.row_moments import ROWS, row_moments
+from mpiddl.kernels.rows.thin import HEIGHT, fetch, thin_columns, thin_rows
 from numba.extending import register_jitable
-
-from .jit import inlined, kernel
-from .lanes import UNIT, base, size_of, unit_of
-from .row_moments import ROWS, row_moments
-from .thin import HEIGHT, fetch, thin_columns, thin_rows
 
 _HEIGHTS = (0, *HEIGHT.values())
 MOST_UNITS = max(HEIGHT)

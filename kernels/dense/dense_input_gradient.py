@@ -6,11 +6,11 @@ and the result, which have few rows, are transposed in registers, the latter on 
 
 from __future__ import annotations
 
-from .blocking import PANEL_BYTES, panel_count, panel_edge, part_size, round_up
-from .jit import inlined, kernel
-from .lanes import WIDTH, base, lanes_of, size_of
-from .panels import transpose_panel, transpose_times_slope
-from .tile import CHUNK, ROWS, tile_rows
+from mpiddl.kernels.dense.blocking import PANEL_BYTES, panel_count, panel_edge, part_size, round_up
+from mpiddl.kernels.dense.panels import transpose_panel, transpose_times_slope
+from mpiddl.kernels.dense.tile import CHUNK, ROWS, tile_rows
+from mpiddl.kernels.jit import inlined, kernel
+from mpiddl.kernels.lanes import WIDTH, base, lanes_of, size_of
 
 DEPTH = 256
 BLOCK_BYTES = 1 << 17

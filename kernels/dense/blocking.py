@@ -5,10 +5,9 @@ The bits of a result depend on none of these numbers (see `tile`). Each function
 
 from __future__ import annotations
 
+from mpiddl.kernels.dense.tile import VECTORS
+from mpiddl.kernels.lanes import WIDTH
 from numba.extending import register_jitable
-
-from .lanes import WIDTH
-from .tile import VECTORS
 
 PANEL_BYTES = VECTORS * WIDTH
 """A row of a full panel: the width of a tile."""

@@ -12,9 +12,9 @@ Reference: D. Hensgen, R. Finkel, U. Manber, Two algorithms for barrier synchron
 
 from __future__ import annotations
 
-from .atomics import EAGER, look, offer, pause, put
-from .jit import kernel
-from .lanes import base
+from mpiddl.kernels.jit import kernel
+from mpiddl.kernels.lanes import base
+from mpiddl.kernels.node.atomics import EAGER, look, offer, pause, put
 
 FLAGS = 16
 """int64 flags a rank: 128 bytes, since processors fetch cache lines in pairs. Enough for 2^16 ranks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-from .jit import kernel
+from mpiddl.kernels.jit import kernel
 
 
 @kernel

@@ -1,0 +1,1 @@
+"""Products of dense layers, forward and backward."""
