@@ -21,11 +21,11 @@ from mpiddl.compare.preflight import check
 from mpiddl.compare.processes import Ended, reason
 from mpiddl.compare.statistics import entries, grain, paired, points, rows
 from mpiddl.compare.store import Store
-from mpiddl.compare.strategy_texts import PLAIN
+from mpiddl.compare.strategy_texts import plain
 from mpiddl.compare.study import Study
 from mpiddl.compare.writing import remember, write_report
 from mpiddl.errors import MpiddlError, UsageError
-from mpiddl.strategies import NAMES, make_strategy
+from mpiddl.strategies import STRATEGIES, make_strategy
 from mpiddl.transport import uncaught
 
 pytestmark = pytest.mark.no_mpi
@@ -128,7 +128,8 @@ def test_other_names_of_settings_are_understood():
 
 
 def test_every_strategy_is_described():
-    assert set(PLAIN) == set(NAMES) and len(set(PLAIN.values())) == len(NAMES)
+    said = [plain(make_strategy(name)) for name in STRATEGIES]
+    assert said == [entry.about for entry in STRATEGIES.values()] and len(set(said)) == len(STRATEGIES)
 
 
 OPEN_MPI = """An MPI communication peer process has unexpectedly disconnected.  This
@@ -281,7 +282,7 @@ def test_the_example_and_its_page_tell_the_keys_there_are():
 
 
 def test_what_is_checked_is_what_there_is(tmp_path):
-    facts = check(make_grid(TRAIN, {**ASKED, "strategies": list(NAMES)[2:]}), Simulated(1, {}), [])
+    facts = check(make_grid(TRAIN, {**ASKED, "strategies": list(STRATEGIES)[2:]}), Simulated(1, {}), [])
     assert facts.train_rows == 1293 and facts.data["rows"] == 1437 and facts.data["test_rows"] == 360
     file = tmp_path / "job.toml"
     file.write_text('[train]\nepochs = 2\nhidden = [8]\noptimiser = "nesterov"\n[compare]\nworkers = [2, 4]\nseeds = 2\n'

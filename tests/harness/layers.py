@@ -29,20 +29,22 @@ training.checkpoint training.builders training.compile_kernels training.report t
 training.metrics training.job training.conditions | seconds, bytes, loss; settings; slow ranks, drop-outs
 training                         |
 communicator                     | mpi4py's communicator with mpiddl's collectives under it
-strategies                       | what ranks exchange during training, and when: names, and chains of several
+strategies                       | what ranks exchange during training, and when: the names
 strategies.gossip                | exchanges with a few other ranks
 strategies.synchronous           | the sum of all gradients in every step
 strategies.periodic              | late or seldom: sums a step later, averages after several steps
 strategies.server.rules          | update rules of parameter servers
 strategies.server                | parameter servers: shards and their transport
 strategies.mover                 | a thread that moves sums on
+strategies.chain                 | several strategies, one after the other
 strategies.base                  | the interface of a strategy
 tuning                           | which algorithm for which size: rule, table, choice
 models optim data                | pure functions of arrays; files to rows. No MPI
 collectives                      | all-reduce and its kin, one algorithm a file
 node                             | what the ranks of a node share: memory, locks, cores; topology
 transport                        | how bytes move: MPI, virtual ranks; memory that ranks share
-memory layout user_code testbed| flat buffers; virtual shards; a user's own classes by name; a cluster on one machine
+memory layout registry testbed   | flat buffers; virtual shards; built-in classes by name; a cluster on one machine
+user_code                        | a user's own classes by name
 kernels                          | numba; installed as mpiddl.kernels
 machine                          | launcher, threads, memory, disk, terminal, clock
 errors version                   | the error tree

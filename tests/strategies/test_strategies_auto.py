@@ -15,7 +15,7 @@ from mpiddl.collectives.buckets import Buckets
 from mpiddl.errors import CommError, UsageError
 from mpiddl.models import MLP
 from mpiddl.node.topology import neighbours
-from mpiddl.strategies import NAMES, AllReduce, Auto, Replica, Step, Strategy, chain
+from mpiddl.strategies import STRATEGIES, AllReduce, Auto, Replica, Step, Strategy, chain
 from mpiddl.strategies.synchronous.auto_choice import choose
 from mpiddl.strategies.synchronous.overlap_measured import MEASURED, Hidden
 from mpiddl.strategies.synchronous.overlap_schedule import Overlap, ideal, lengths, schedule
@@ -266,7 +266,7 @@ def test_a_measured_table_is_followed(monkeypatch, tmp_path, algorithm):
 
 
 def test_who_sums_gradients():
-    summing = {name for name, kind in NAMES.items() if kind.sums_gradients}
+    summing = {name for name in STRATEGIES if STRATEGIES.find(name).sums_gradients}
     assert summing == {"alone", "allreduce", "two-step", "ring", "auto"} and not Strategy.sums_gradients
 
 

@@ -11,7 +11,7 @@ from harness.short_runs import JOB, weights
 import mpiddl
 import mpiddl.models
 from mpiddl.errors import CommError, UsageError
-from mpiddl.strategies import NAMES
+from mpiddl.strategies import STRATEGIES
 from mpiddl.strategies.server.two_sided import ParameterServer
 from mpiddl.training.conditions import Conditions
 from mpiddl.training.job import read_drop, read_slow
@@ -103,7 +103,8 @@ def test_simulated_seconds_are_those_of_the_slowest():
     assert [split["compute"] for split in result.summary["per_rank"][:2]] == pytest.approx([steps * 0.5] * 2)
 
 
-SENDING = [*(name for name in NAMES if name != "alone"), "two-step:form=leader", "ring:overlap=1", "auto:bucket_bytes=1000",
+SENDING = [*(name for name in STRATEGIES if name != "alone"), "two-step:form=leader", "ring:overlap=1",
+           "auto:bucket_bytes=1000",
            "local-sgd:period=4,delay=2", "delayed:delay=2", "gossip:pace=own", "elastic:pace=own",
            "gossip:bits=4,graph=complete"]
 
