@@ -14,6 +14,7 @@ from mpiddl.cli.files import json_option
 from mpiddl.cli.sizes import parse_size
 from mpiddl.errors import UsageError
 from mpiddl.machine.launch import promise
+from mpiddl.registry import SOLVERS
 
 EPILOG = """
 \b
@@ -35,7 +36,7 @@ Examples:
   srun mpiddl {name} /scratch/field.nc:sst -k 10 --mask auto --column-weights areas.npy -o /scratch/eof
 """
 
-SOLVERS = ("auto", "gram", "subsample", "vr", "vr-plain", "krylov")
+CHOICES = ("auto", *SOLVERS)
 
 
 def add_to(group: click.Group) -> None:
@@ -99,8 +100,8 @@ def _bench(path: Path | None, plot: Path | None, cases: str, errors: str, thread
         raise UsageError(f"errors: got {errors!r}, expected numbers separated by commas") from None
     chosen = solvers.split(",")
     for name in chosen:
-        if name not in SOLVERS:
-            raise UsageError(f"solvers: got {name!r}, expected one or more of {', '.join(SOLVERS)}")
+        if name not in CHOICES:
+            raise UsageError(f"solvers: got {name!r}, expected one or more of {', '.join(CHOICES)}")
 
     def say(text: str) -> None:
         click.echo(text, err=True)
@@ -156,7 +157,7 @@ def _options(centred: bool) -> list[Callable[..., Any]]:
         click.option("-o", "--out", required=True, type=click.Path(path_type=Path), metavar="OUT",
                      help="Folder for the results."),
         click.option("--overwrite", is_flag=True, help="Replace the results in OUT."),
-        click.option("--solver", default="auto", show_default=True, metavar="|".join(SOLVERS),
+        click.option("--solver", default="auto", show_default=True, metavar="|".join(CHOICES),
                      help="Algorithm. See docs/decomposition.md for a comparison."),
         click.option("--tol", default=1e-8, show_default=True, metavar="X",
                      help="Stop when the estimated relative error of the explained variance is below X."),

@@ -10,6 +10,7 @@ import click
 
 from mpiddl.cli.files import json_option
 from mpiddl.cli.sizes import read_counts, read_shares
+from mpiddl.registry import MODELS
 
 STRATEGIES = (
     "gossip@0.2",
@@ -58,7 +59,7 @@ Examples:
 @click.option("--seconds", default=5.0, show_default=True, type=click.FloatRange(0, 86_400), metavar="S",
               help="Time for measuring steps at the start.")
 @click.option("--data", default="fashion-mnist", show_default=True, metavar="NAME", help="Data set.")
-@click.option("--model", default="mlp", show_default=True, type=click.Choice(["mlp", "softmax"]), help="Network.")
+@click.option("--model", default="mlp", show_default=True, type=click.Choice(list(MODELS)), help="Network.")
 @click.option("--hidden", default="256,128", show_default=True, callback=read_counts, metavar="N,...",
               help="Sizes of the hidden layers of an mlp.")
 @click.option("--batch", default=2048, show_default=True, type=click.IntRange(min=1), metavar="N",

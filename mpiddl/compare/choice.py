@@ -6,7 +6,7 @@
 4. As fast as the fastest of these: at most 5 % slower in the mean, a difference within noise, or one below the time between two
    validations. The time is that to the target, or that of training where there is no target. A budget of seconds is no cost.
 5. Of these, the one that sends the fewest bytes, with 5 % of tolerance, where bytes are known: on several hosts, or simulated.
-6. Of these, the simplest (the order of `mpiddl.strategies.registry`), and of equally simple ones the first in the file.
+6. Of these, the simplest (the order of `mpiddl.registry`), and of equally simple ones the first in the file.
 
 "Within noise": the 95 % interval of the mean of paired differences, run by run with the same seed, holds 0; with fewer than
 three seeds: their range does.

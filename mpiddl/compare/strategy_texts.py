@@ -1,6 +1,6 @@
 """Plain sentences for strategies, for readers who know none of the papers: what is sent, when, and who waits.
 
-They stand in `mpiddl.strategies.registry`. A user's own strategy is described by the first sentence of its class's docstring.
+They stand in `mpiddl.registry`. A user's own strategy is described by the first sentence of its class's docstring.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 from math import sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -238,6 +238,11 @@ def row_slices(rows: int, width: int, itemsize: int, threads: int = 1) -> list[s
     least = unit * max(SLICE_UNITS, round(SLICE_BYTES / (unit * width * itemsize)))
     edges = [*(rows - least * number for number in range(max(1, rows // least))), 0]
     return [slice(first, last) for last, first in pairwise(edges)]
+
+
+def linear(features: int, outputs: int, loss: Any = "cross-entropy", initialisation: Any = "he") -> MLP:
+    """An `MLP` without a hidden layer, from the settings of a job."""
+    return MLP((features, outputs), loss=loss, initialisation=initialisation)
 
 
 def Softmax(inputs: int, classes: int, initialisation: Literal["he", "glorot"] = "glorot") -> MLP:

@@ -72,3 +72,13 @@ class SGD:
             kernels.nesterov(params, grad, moments["velocity"], *scalars, real(self.momentum))
         else:
             kernels.momentum(params, grad, moments["velocity"], *scalars, real(self.momentum))
+
+
+def plain(weight_decay: float = 0.0) -> SGD:
+    """`SGD` without momentum."""
+    return SGD(weight_decay=weight_decay)
+
+
+def nesterov(momentum: float = 0.9, weight_decay: float = 0.0) -> SGD:
+    """`SGD` with Nesterov momentum."""
+    return SGD(momentum, nesterov=True, weight_decay=weight_decay)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpiddl.registry import STRATEGIES
 from mpiddl.strategies.base import Combined, Pending, Placement, Replica, Step, Strategy, describe
+from mpiddl.strategies.by_name import make_strategy, reproducible, spelled
 from mpiddl.strategies.chain import chain
-from mpiddl.strategies.registry import STRATEGIES, make_strategy, reproducible, spelled
 
 __all__ = [
     "STRATEGIES",

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpiddl import user_code
 from mpiddl.data import Data, Task, open_data
 from mpiddl.errors import UsageError
-from mpiddl.models import MLP
-from mpiddl.optim import SGD, Adam, AdamW, Constant, Cosine, Optimiser, Schedule, Step
+from mpiddl.optim import Constant, Cosine, Optimiser, Schedule, Step
+from mpiddl.registry import MODELS, OPTIMISERS
 from mpiddl.strategies import Strategy
 from mpiddl.training.job import Job
+from mpiddl.user_code import check_members, is_reference
 
 MODEL, OPTIMISER = ("shapes", "init", "gradient", "predict"), ("init", "update")
 """The members that a user's own must have."""
@@ -27,26 +27,27 @@ def find_data(job: Job, search: Sequence[Path]) -> Data:
     return open_data(job.data, search, task=TASKS[job.loss], test_fraction=job.test_fraction)
 
 
-def make_model(job: Job, features: int, outputs: int, labels: bool) -> Any:
-    """The model that ``job`` names for rows of ``features`` numbers; ``labels`` says whether targets are classes."""
-    if user_code.is_reference(job.model):
-        return own_model(job.model, features, outputs)
-    hidden = job.hidden if job.model == "mlp" else ()
-    loss = job.loss if job.loss != "auto" else ("cross-entropy" if labels else "squared-error")
-    sizes = (features, *hidden, outputs)
-    return MLP(sizes, activation=job.activation, loss=loss, initialisation=job.initialisation)  # type: ignore[arg-type]
+def make_model(job: Job, data: Mapping[str, Any]) -> Any:
+    """The model that ``job`` names, for ``data``: ``features``, ``outputs``, ``classes`` (None in a regression), ``shape``.
 
-
-def own_model(text: str, features: int, outputs: int) -> Any:
-    """The user's own model that ``text`` names; its class or function may take ``features`` and ``outputs``."""
-    model = user_code.make("model", text, MODEL, features=features, outputs=outputs)
+    The class or function is given what it names as parameters: ``features``, ``outputs``, and ``shape``, that of the features
+    of one row. Those of `MODELS` also ``hidden``, ``sizes`` (features, hidden layers, outputs), ``activation``, ``loss`` and
+    ``initialisation``.
+    """
+    features, outputs = data["features"], data["outputs"]
+    offered = {"features": features, "outputs": outputs, "shape": tuple(data.get("shape", (features,)))}
+    if not is_reference(job.model):
+        loss = job.loss if job.loss != "auto" else ("squared-error" if data["classes"] is None else "cross-entropy")
+        offered |= {"hidden": job.hidden, "sizes": (features, *job.hidden, outputs), "activation": job.activation,
+                    "loss": loss, "initialisation": job.initialisation}
+    model = MODELS.make(job.model, **offered)
     check_model(model)
     return model
 
 
 def check_model(model: Any) -> None:
     """Raise a `UsageError` unless ``model`` has the members of a model."""
-    user_code.check_members("model", model, MODEL)
+    check_members("model", model, MODEL)
     if not isinstance(model.shapes, Mapping):
         raise UsageError(f"model.shapes: got {type(model.shapes).__name__}, expected a dict of names and shapes: "
                          f"{{'w': (3, 2)}}")
@@ -60,16 +61,11 @@ def with_optimiser(job: Job, strategy: Strategy) -> Job:
 
 
 def make_optimiser(job: Job) -> Optimiser:
-    """The update rule that ``job`` names."""
-    if user_code.is_reference(job.optimiser):
-        own: Optimiser = user_code.make("optimiser", job.optimiser, OPTIMISER)
-        return own
-    if job.optimiser == "adam":
-        return Adam(weight_decay=job.weight_decay)
-    if job.optimiser == "adamw":
-        return AdamW(weight_decay=job.weight_decay)
-    momentum = 0.0 if job.optimiser == "sgd" else job.momentum
-    return SGD(momentum=momentum, nesterov=job.optimiser == "nesterov", weight_decay=job.weight_decay)
+    """The update rule that ``job`` names; those of mpiddl take its ``momentum`` and ``weight_decay``."""
+    offered = {} if is_reference(job.optimiser) else {"momentum": job.momentum, "weight_decay": job.weight_decay}
+    optimiser: Optimiser = OPTIMISERS.make(job.optimiser, **offered)
+    check_members("optimiser", optimiser, OPTIMISER)
+    return optimiser
 
 
 def make_schedule(job: Job, steps_per_epoch: int, steps: int) -> Schedule:

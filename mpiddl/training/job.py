@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddl.errors import UsageError
+from mpiddl.registry import MODELS, OPTIMISERS, Entry
 from mpiddl.user_code import is_reference
 
 ALIASES = {"lr": "rate", "learning_rate": "rate", "optimizer": "optimiser", "batch_size": "batch"}
@@ -62,8 +63,8 @@ class Job:
     test_fraction: float = setting(0.2, "share of the rows kept as test rows if the data set has none of its own (0: no test)",
                                    DATA, least=0, most=0.9)
     validation: float = setting(0.1, "share of the training rows kept for validation", DATA, least=0, most=0.9)
-    model: str = setting("mlp", "network: mlp (dense layers), softmax (no hidden layers), or your own class: "
-                         "MODULE:CLASS[:key=value,...]", MODEL, ("mlp", "softmax"), user_code=True)
+    model: str = setting("mlp", f"network: {', '.join(MODELS)}, or your own class: MODULE:CLASS[:key=value,...]", MODEL,
+                         tuple(MODELS), user_code=True)
     hidden: tuple[int, ...] = setting((64,), "sizes of the hidden layers, from first to last", MODEL, least=1)
     activation: str = setting("relu", "activation of the hidden layers", MODEL, ("relu", "tanh"))
     initialisation: str = setting("he", "distribution of the initial weights", MODEL, ("he", "glorot"))
@@ -72,10 +73,9 @@ class Job:
     dtype: str = setting("float32", "precision of parameters and gradients", MODEL, ("float32", "float64"))
     epochs: int = setting(10, "passes over the training rows", OPTIMISATION, least=0)
     batch: int = setting(64, "samples per step, counted over all ranks together", OPTIMISATION, least=1)
-    optimiser: str = setting("auto", "update rule: sgd, momentum, nesterov, adam, adamw, or your own class: "
+    optimiser: str = setting("auto", f"update rule: {', '.join(OPTIMISERS)}, or your own class: "
                              "MODULE:CLASS[:key=value,...] (auto: the rule that the strategy needs, otherwise momentum)",
-                             OPTIMISATION,
-                             ("auto", "sgd", "momentum", "nesterov", "adam", "adamw"), user_code=True)
+                             OPTIMISATION, ("auto", *OPTIMISERS), user_code=True)
     rate: float = setting(0.0, "learning rate (0: default of the optimiser, 0.001 for adam and adamw, 0.05 for all others)",
                           OPTIMISATION, least=0)
     momentum: float = setting(0.9, "momentum factor of the optimisers 'momentum' and 'nesterov'", OPTIMISATION, least=0, most=1)
@@ -142,8 +142,9 @@ class Job:
 
     def learning_rate(self) -> float:
         """The base rate: the one given, or the optimiser's usual one; scaled with the batch if asked."""
-        usual = 0.001 if self.optimiser in ("adam", "adamw") else 0.05
-        return (self.rate or usual) * (self.batch / self.scale_rate if self.scale_rate else 1.0)
+        name = self.optimiser.partition(":")[0]
+        usual = OPTIMISERS.get(name, Entry("", ""))
+        return (self.rate or usual.rate) * (self.batch / self.scale_rate if self.scale_rate else 1.0)
 
 
 def read_slow(text: str) -> dict[int, float]:
@@ -276,7 +277,8 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     """``value`` in the field's type, or a `UsageError`."""
     value = _typed(field, value)
     choices = field.metadata["choices"]
-    if choices and value not in choices and not (field.metadata["user_code"] and is_reference(value)):
+    named = value.partition(":")[0] in choices or is_reference(value) if field.metadata["user_code"] else value in choices
+    if choices and not named:
         close = difflib.get_close_matches(str(value), choices, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         own = ", or MODULE:CLASS" * field.metadata["user_code"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from mpiddl.data.arrays import dense
 from mpiddl.data.row_scale import magnitude, scale_note
 from mpiddl.errors import CheckpointError, DataError, ShapeError, UsageError
 from mpiddl.memory import FlatBuffer
-from mpiddl.models import MLP
+from mpiddl.registry import MODELS
 from mpiddl.training import checkpoint
-from mpiddl.training.builders import check_model, own_model
+from mpiddl.training.builders import check_model, make_model
 from mpiddl.training.checkpoint import Checkpoint
 from mpiddl.training.job import FIELDS, Job, make_job
 from mpiddl.transport.uncaught import public
@@ -154,7 +154,7 @@ def load_with(path: str | Path, model: Any, by_name: bool = False) -> Trained:
     if isinstance(model, str):
         if not is_reference(model):
             raise UsageError(f"model: got {model!r}, expected an object or a name such as 'module:Class'")
-        model = own_model(model, about["data"]["features"], about["data"]["outputs"])
+        model = make_model(replace(job, model=model), about["data"])
     if model is None:
         model = _network(found, job, by_name)
     check_model(model)
@@ -163,13 +163,16 @@ def load_with(path: str | Path, model: Any, by_name: bool = False) -> Trained:
     return Trained(model, params, job, about)
 
 
-def _network(found: Checkpoint, job: Job, by_name: bool) -> MLP:
-    """The network that a checkpoint describes; code that it names is not imported."""
+def _network(found: Checkpoint, job: Job, by_name: bool) -> Any:
+    """The network that a checkpoint describes by its name among `MODELS`; a user's code is not imported."""
     about = dict(found.manifest["model"])
     kind = about.pop("kind", None)
-    if kind != "MLP" or "sizes" not in about:  # a user's class may have this name, too
+    registered = about.pop("name", "mlp" if kind == "MLP" and "sizes" in about else "")  # older checkpoints have no name
+    if registered not in MODELS:
         name = job.model if is_reference(job.model) else f"MODULE:{kind}"
         remedy = f"`model={name!r}`" if by_name else f"mpiddl.load({str(found.path)!r}, model={kind}(...))"
         raise CheckpointError(f"{found.path}: holds parameters of your own model ({kind}), expected this model as well: "
                               f"{remedy}")
-    return MLP(**{each.name: about[each.name] for each in fields(MLP) if each.name in about and each.name != "threads"})
+    model = MODELS.find(registered)
+    names = {each.name for each in fields(model)} - {"threads"}
+    return model(**{key: tuple(value) if isinstance(value, list) else value for key, value in about.items() if key in names})

@@ -19,9 +19,9 @@ from mpiddl.data.draws import generator
 from mpiddl.errors import CheckpointError, UsageError
 from mpiddl.layout import DEFAULT_SHARDS, Layout, check_batch, check_branches, shard_count
 from mpiddl.memory import FlatBuffer
-from mpiddl.models import MLP
 from mpiddl.node.cores import limited_threads
 from mpiddl.optim import make_moments
+from mpiddl.registry import MODELS
 from mpiddl.strategies import Placement, Strategy, describe
 from mpiddl.training import checkpoint
 from mpiddl.training.builders import TASKS, find_data, make_model, make_optimiser, make_schedule
@@ -95,7 +95,7 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
         rows = ShardedRows(data.train, layout, placement.shards, job.seed, job.dtype)
         test = _share_of_test(data, control, job)
     with limited_threads(control, 1 if job.reproducible else job.threads, os.environ) as (share, thread_note):
-        if job.threads and isinstance(model, MLP) and not is_object(request.model):
+        if job.threads and hasattr(model, "threads") and MODELS.name_of(type(model)) and not is_object(request.model):
             model = replace(model, threads=share)  # only when asked: small products lose by being shared
         plan = _plan(job, placements, link.rank, rows, layout, strategy)
         plan = replace(plan, meet=_meet(job, plan, folder), leaves=_leaves(job, link.rank))
@@ -172,7 +172,12 @@ def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Ch
 def _model(job: Job, data: Data, request: Request) -> Any:
     if is_object(request.model):
         return request.model
-    return make_model(job, data.features, data.outputs, data.classes is not None)
+    return make_model(job, _described(data))
+
+
+def _described(data: Data) -> dict[str, Any]:
+    """What a model needs to know of its rows."""
+    return {"features": data.features, "outputs": data.outputs, "classes": data.classes, "shape": data.train.shape}
 
 
 def _optimiser(job: Job, request: Request) -> Any:
@@ -369,15 +374,15 @@ def _done_note(job: Job, plan: Plan, earlier: Path | None) -> str:
 
 def _about(job: Job, strategy: Strategy, model: Any, data: Data, layout: Layout, plan: Plan, control: Any) -> dict[str, Any]:
     """What a checkpoint says of itself, and of what is needed to use it."""
-    network = {each.name: getattr(model, each.name) for each in fields(MLP)} if type(model) is MLP else {}
+    name = MODELS.name_of(type(model))
+    network = {"name": name, **{each.name: getattr(model, each.name) for each in fields(model)}} if name else {}
     return {
         "mpiddl": __version__,
         "mpi": control.library(),
         "job": job.as_dict(),
         "strategy": describe(strategy),
         "model": {"kind": type(model).__name__, **network},
-        "data": {"name": data.name, "features": data.features, "outputs": data.outputs, "classes": data.classes,
-                 "class_names": data.class_names, "targets": data.train.targets},
+        "data": {"name": data.name, **_described(data), "class_names": data.class_names, "targets": data.train.targets},
         "rows": data.train.n,
         "train_rows": layout.train_rows,
         "shards": layout.shards,

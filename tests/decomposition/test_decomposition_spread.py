@@ -8,7 +8,7 @@ import pytest
 from mpiddl.decomposition import PCA
 from mpiddl.decomposition.rows import column_split as spread
 from mpiddl.decomposition.rows.column_split import Slices, Whole, spread_for
-from mpiddl.decomposition.solvers.krylov import davidson, krylov
+from mpiddl.decomposition.solvers.davidson import davidson, krylov
 from mpiddl.decomposition.solvers.orthogonal import orthonormal
 from mpiddl.layout import block
 from mpiddl.transport import virtual

@@ -17,6 +17,8 @@ from mpiddl.decomposition.rows.base import centred_blocks
 from mpiddl.decomposition.rows.column_split import of_rank_0
 from mpiddl.decomposition.rows.covariance import Covariance
 from mpiddl.decomposition.rows.sums import allreduce
+from mpiddl.decomposition.solvers.base import Enough, Solver, Task
+from mpiddl.decomposition.solvers.sample import draw
 from mpiddl.decomposition.solvers.subspace import Ritz
 from mpiddl.transport.base import IN_PLACE
 
@@ -24,6 +26,24 @@ COLUMNS_AT_ONCE = 4096
 
 SMALL = 512
 """Rows of a matrix up to which numpy finds all eigenvectors in less time than it takes to import scipy.linalg."""
+
+
+ROWS_OF_SMALL = 16_384
+"""Fewer rows are multiplied in float64 whatever their dtype: it costs next to nothing."""
+
+GRAM_ROUNDING = 1e-12
+"""What a covariance formed in float32 leaves of explained variance: errors of 1e-7 in its entries turn components by as
+much, and count squared."""
+
+
+class GramSolver(Solver):
+    """All eigenpairs that are wanted at once; `gram` says how."""
+
+    def solve(self, task: Task, done: Enough) -> tuple[Covariance, Ritz]:
+        sample = draw(task.comm, task.rows, task.n, 256, task.seed, task.effort)
+        operator = Covariance(task.comm, task.rows, sample.mean, task.center, task.effort)
+        single = task.tol >= GRAM_ROUNDING and task.n > ROWS_OF_SMALL
+        return operator, gram(task.comm, operator, task.n, task.k, task.rows.dtype if single else np.dtype(np.float64))
 
 
 def gram(comm: Any, covariance: Covariance, n: int, k: int, dtype: np.dtype) -> Ritz:

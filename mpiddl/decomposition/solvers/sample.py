@@ -11,7 +11,7 @@ from mpiddl.decomposition.rows.base import Rows, centred_blocks
 from mpiddl.decomposition.rows.column_split import Spread, Whole
 from mpiddl.decomposition.rows.covariance import Covariance, Effort, NotFinite
 from mpiddl.decomposition.rows.sums import allreduce
-from mpiddl.decomposition.solvers.krylov import Apply, lanczos
+from mpiddl.decomposition.solvers.davidson import Apply, lanczos
 from mpiddl.transport.base import IN_PLACE
 
 CLOSER = 2

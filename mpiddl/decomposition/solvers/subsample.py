@@ -14,6 +14,12 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives import allgather
+from mpiddl.decomposition.rows.covariance import Covariance
+from mpiddl.decomposition.solvers.auto_choice import sample_rows
+from mpiddl.decomposition.solvers.base import Task
+from mpiddl.decomposition.solvers.davidson import Directions
+from mpiddl.decomposition.solvers.iterative import Iterative
+from mpiddl.decomposition.solvers.sample import Sample, covariance, warm_start_of
 from mpiddl.decomposition.solvers.subspace import Ritz
 
 STEPS = 6
@@ -56,6 +62,19 @@ class Subsample:
             return image - w @ (w.T @ image)
 
         return solve(product, right - w @ (w.T @ right), self._steps)
+
+
+class SubsampleSolver(Iterative):
+    """`Iterative` with directions from a sample's covariance, and a start from the same sample."""
+
+    def sample_rows(self, task: Task) -> int:
+        return sample_rows(task.n, task.rows.d, task.columns)
+
+    def begin(self, task: Task, operator: Covariance, sample: Sample, most: int) -> tuple[np.ndarray, Directions]:
+        products = covariance(task.comm, sample, task.center, task.effort)
+        if not np.isfinite(products).all():
+            return super().begin(task, operator, sample, most)
+        return warm_start_of(task.comm, products, task.columns, task.seed), Subsample(task.comm, products)
 
 
 def solve(product: Callable[[np.ndarray], np.ndarray], right: np.ndarray, steps: int) -> np.ndarray:

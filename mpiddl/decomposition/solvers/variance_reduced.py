@@ -19,10 +19,8 @@ averaging: ours, derived in docs/decomposition.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise, repeat
-from math import sqrt
-from numbers import Integral, Real
+from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
@@ -30,56 +28,22 @@ import numpy as np
 from mpiddl import kernels
 from mpiddl.collectives import iallreduce
 from mpiddl.decomposition.rows.base import padded
-from mpiddl.decomposition.rows.covariance import Covariance
+from mpiddl.decomposition.rows.covariance import Covariance, Effort
 from mpiddl.decomposition.rows.dense import DenseRows
 from mpiddl.decomposition.rows.files import FileRows
+from mpiddl.decomposition.solvers.base import Task
+from mpiddl.decomposition.solvers.davidson import Directions, davidson
+from mpiddl.decomposition.solvers.error_estimates import missed_variance
+from mpiddl.decomposition.solvers.iterative import Iterative
+from mpiddl.decomposition.solvers.sample import Sample, draw
+from mpiddl.decomposition.solvers.settings import Settings
 from mpiddl.decomposition.solvers.subspace import Ritz
-from mpiddl.errors import UsageError
 from mpiddl.transport.base import IN_PLACE
 
 ORTHOGONAL_EVERY = 4
 
-
-@dataclass(frozen=True)
-class Settings:
-    """Options of the solver ``vr``. None means that the value is chosen from the data.
-
-    Attributes
-    ----------
-    fraction : float
-        Share of the rows of a rank that the mini-batches between two snapshots use.
-    batch : int or None
-        Rows in a mini-batch.
-    step : float
-        Factor of the automatic step size.
-    sync_every : int or None
-        Steps between two averages over the ranks. None means one average at the end.
-    sync_delay : int
-        Number of averages by which each average is delayed.
-    snapshot : float
-        Share of the rows that a snapshot (W~ and R) is computed from. Later snapshots use all rows.
-    """
-
-    fraction: float = 0.125
-    batch: int | None = None
-    step: float = 1.0
-    sync_every: int | None = None
-    sync_delay: int = 0
-    snapshot: float = 1.0
-
-    def check(self) -> None:
-        """Raise a `UsageError` for what makes no sense."""
-        whole = {"batch_size": (self.batch, 1), "sync_every": (self.sync_every, 1), "sync_delay": (self.sync_delay, 0)}
-        for name, (value, least) in whole.items():
-            if value is None and name != "sync_delay":
-                continue
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-                raise UsageError(f"{name}: got {value!r}, expected a whole number from {least}")
-        if not isinstance(self.snapshot, Real) or isinstance(self.snapshot, bool) or not 0 < self.snapshot <= 1:
-            raise UsageError(f"snapshot_fraction: got {self.snapshot!r}, expected a number above 0 and at most 1")
-        for name, number in {"vr_fraction": self.fraction, "step_size": self.step}.items():
-            if isinstance(number, bool) or not isinstance(number, Real) or not 0 < number < float("inf"):
-                raise UsageError(f"{name}: got {number!r}, expected a number above 0")
+MOST_SNAPSHOTS = 10
+"""Anchors from a part of the rows; where more are needed a gap is so small that a part will not tell."""
 
 
 class VarianceReduced:
@@ -154,3 +118,34 @@ class VarianceReduced:
         request, mean, mine = average
         request.Wait()
         block += (mean - mine).astype(block.dtype)
+
+
+class VarianceReducedSolver(Iterative):
+    """`Iterative` with directions by variance-reduced SGD."""
+
+    sparse = False
+    compiled = True
+
+    def begin(self, task: Task, operator: Covariance, sample: Sample, most: int) -> tuple[np.ndarray, Directions]:
+        start = self.warm_start(task, operator, sample)
+        if task.vr.snapshot < 1:
+            start = _from_snapshots(task, min(most, ceil(task.vr.snapshot * task.n)), start)
+        return start, VarianceReduced(operator, task.vr, task.seed)
+
+
+def _from_snapshots(task: Task, count: int, start: np.ndarray) -> np.ndarray:
+    """Iterate with anchors from ``count`` rows, until what they miss of their own components is less than these miss of the
+    truth: about trace / (theta_1 count) of the explained variance."""
+    spent = Effort()
+    sample = draw(task.comm, task.rows, task.n, count, task.seed + 1, task.effort)
+    operator = Covariance(task.comm, sample.rows, sample.mean, task.center, spent)
+
+    def enough(ritz: Ritz) -> bool:
+        values = ritz.values[: task.k]
+        noise = operator.trace / max(values[0], np.finfo(float).tiny) / count
+        return missed_variance(ritz, task.k).sum() <= noise * values.sum() or spent.passes >= MOST_SNAPSHOTS
+
+    found = davidson(operator.spread, operator.apply, start, VarianceReduced(operator, task.vr, task.seed + 1), enough)
+    task.effort.passes += spent.passes * sample.share
+    task.effort.rounds += spent.rounds
+    return found.vectors

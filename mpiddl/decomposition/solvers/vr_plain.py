@@ -27,10 +27,33 @@ import numpy as np
 
 from mpiddl import kernels
 from mpiddl.collectives import allreduce
+from mpiddl.decomposition.rows.column_split import Whole
 from mpiddl.decomposition.rows.covariance import Covariance
 from mpiddl.decomposition.rows.dense import DenseRows
+from mpiddl.decomposition.solvers.auto_choice import start_rows
+from mpiddl.decomposition.solvers.base import Enough, Solver, Task
+from mpiddl.decomposition.solvers.error_estimates import missed_variance
+from mpiddl.decomposition.solvers.sample import draw, most_taken
 from mpiddl.decomposition.solvers.subspace import Ritz
 from mpiddl.transport.base import IN_PLACE
+
+
+class PlainVRSolver(Solver):
+    """`vr_plain` from a sample's mean."""
+
+    sparse = files = False
+    compiled = slow = True
+
+    def solve(self, task: Task, done: Enough) -> tuple[Covariance, Ritz]:
+        comm, rows, n = task.comm, task.rows, task.n
+        wanted = min(most_taken(comm, rows), start_rows(n, rows.d, task.columns))
+        sample = draw(comm, rows, n, wanted, task.seed, task.effort)
+        operator = Covariance(comm, rows, sample.mean, task.center, task.effort, spread=Whole(comm, rows.d))
+
+        def over(ritz: Ritz) -> bool:
+            return done(ritz, missed_variance(ritz, task.k), True) or operator.trace <= task.floor
+
+        return operator, vr_plain(comm, operator, task.k, over, step=task.vr.step, seed=task.seed)
 
 
 def vr_plain(comm: Any, covariance: Covariance, k: int, done: Callable[[Ritz], bool], *, step: float = 1.0,
