@@ -8,8 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mpiddl.decomposition.solve import Moment, Result, solve
-from mpiddl.decomposition.solvers.variance_reduced import Settings
+from mpiddl.decomposition.solve import Result, solve
+from mpiddl.decomposition.solvers.base import Moment
+from mpiddl.decomposition.solvers.settings import Settings
 
 if TYPE_CHECKING:
     from mpiddl.decomposition.pca import PCA

@@ -24,9 +24,10 @@ from mpiddl.decomposition.rows.covariance import NotFinite
 from mpiddl.decomposition.rows.dense import DenseRows
 from mpiddl.decomposition.rows.files import FileRows
 from mpiddl.decomposition.rows.sparse import SparseRows
-from mpiddl.decomposition.solve import Moment, Result, check_solver, solve
+from mpiddl.decomposition.solve import Result, check_solver, solve
+from mpiddl.decomposition.solvers.base import Moment
 from mpiddl.decomposition.solvers.gram import SMALL
-from mpiddl.decomposition.solvers.variance_reduced import Settings
+from mpiddl.decomposition.solvers.settings import Settings
 from mpiddl.decomposition.stream import merged
 from mpiddl.errors import ConvergenceError, DataError, UsageError
 from mpiddl.machine.clock import now

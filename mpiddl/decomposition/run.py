@@ -28,7 +28,7 @@ from mpiddl.decomposition.plots import draw
 from mpiddl.decomposition.principal_components import PrincipalComponents
 from mpiddl.decomposition.rows.files import FileRows
 from mpiddl.decomposition.singular_vectors import SingularVectors
-from mpiddl.decomposition.solve import Moment
+from mpiddl.decomposition.solvers.base import Moment
 from mpiddl.errors import ConvergenceError, DataError, MpiddlError, UsageError
 from mpiddl.layout import block
 from mpiddl.machine import rank_count
