@@ -20,7 +20,7 @@ mpiddl.collectives: TreeSum TwoStep allreduce iallreduce allgather barrier broad
 mpiddl.data: ShardedRows arrays_data open_data
 mpiddl.decomposition: PCA TruncatedSVD
 mpiddl.decomposition.run: decompose_file
-mpiddl.doctor.checks: run
+mpiddl.doctor: run
 mpiddl.errors: MpiddlError UsageError ShapeError DataError CommError ConvergenceError MismatchError
 mpiddl.layout: Layout block rank_shards shard_count
 mpiddl.models: MLP Model Score Softmax gradcheck

@@ -86,7 +86,8 @@ def test_the_module_is_the_command(command):
 # `mpiddl`, whose ranks go on no further once they have written the checkpoint of step 100.
 STOPPING = """
 import signal
-from mpiddl import checkpoint, cli
+from mpiddl import cli
+from mpiddl.training import checkpoint
 
 def save(comm, folder, step, *words):
     save_it(comm, folder, step, *words)

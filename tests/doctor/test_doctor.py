@@ -30,7 +30,7 @@ LOSE = """
 import glob, os, sys, time
 from mpi4py import MPI
 from types import SimpleNamespace
-from mpiddl import doctor, probes
+from mpiddl.doctor import checks as doctor, probes
 
 def fails_alone(name, comm, env, made):
     if comm.rank == 1:
@@ -52,7 +52,7 @@ doctor.run(limit_s=200)
 """
 LATE = """
 import os, time
-from mpiddl import doctor
+from mpiddl.doctor import checks as doctor
 time.sleep(40) if os.environ[{rank!r}] == "1" else doctor.run(limit_s=1.5)
 """
 
@@ -161,7 +161,7 @@ def test_no_folder_for_compiled_kernels(command, tmp_path):
         "NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator",
         "TMPDIR": f"{tmp_path}",
     }
-    look = "from mpiddl import doctor; print(doctor.LOCAL['numba cache']('numba cache', {}))"
+    look = "from mpiddl.doctor import checks as doctor; print(doctor.LOCAL['numba cache']('numba cache', {}))"
     said = command(sys.executable, "-c", look, env=nowhere).stdout
     assert "ok=False" in said and "export NUMBA_CACHE_DIR=" in said
 

@@ -9,7 +9,8 @@ from mpiddl.doctor.check_result import Finding
 # What `mpiddl doctor` does, with JSON instead of a table.
 EXAMINE = """
 import dataclasses, json, os, sys
-from mpiddl import doctor, launch
+from mpiddl.doctor import checks as doctor
+from mpiddl.machine import launch
 findings = doctor.run()
 if not launch.promise(os.environ).rank:
     print(json.dumps([dataclasses.asdict(finding) for finding in findings]), flush=True)

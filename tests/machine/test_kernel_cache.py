@@ -69,7 +69,7 @@ def test_pca_too(command, nowhere, folder, tmp_path):
 
 @pytest.mark.no_mpi
 def test_the_doctor_shows_it_with_the_remedy(command, nowhere, folder):
-    look = "from mpiddl import doctor; print(doctor.LOCAL['numba cache']('numba cache', {}))"
+    look = "from mpiddl.doctor import checks as doctor; print(doctor.LOCAL['numba cache']('numba cache', {}))"
     said = command(sys.executable, "-c", look, env=nowhere).stdout
     assert "ok=None" in said and str(folder) in said and "export NUMBA_CACHE_DIR=" in said
 

@@ -39,7 +39,7 @@ LAUNCH = {"LAUNCH": "mpiexec"} if MPI_TYPE == "pmi2" else {"MPI_TYPE": MPI_TYPE}
 DOCTOR = """
 import glob, sys, time
 from mpi4py import MPI
-from mpiddl import doctor
+from mpiddl.doctor import checks as doctor
 open(f"{sys.argv[1]}/there-{MPI.COMM_WORLD.rank}", "w").close()
 while len(glob.glob(f"{sys.argv[1]}/there-*")) < 4:
     time.sleep(0.01)

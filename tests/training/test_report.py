@@ -51,7 +51,8 @@ def test_a_bar_on_a_terminal(ranks):
     assert "━" in seen and "63/63" in seen and "validation" in seen
 
 
-FINDING = "from mpiddl import finding; finding.show([finding.Finding('memory', True, 'enough')])"
+FINDING = ("from mpiddl.doctor import check_result; "
+           "check_result.show([check_result.Finding('memory', True, 'enough')])")
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
