@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -31,7 +31,7 @@ DATA, MODEL, OPTIMISATION, RANKS, SIMULATION, OUTPUT = "Data", "Model", "Optimis
 """Headings of the settings in ``mpiddl train --help``."""
 
 
-def setting(default: Any, text: str, group: str, choices: tuple[str, ...] = (), least: float | None = None,
+def setting(default: Any, text: str, group: str, choices: Collection[str] = (), least: float | None = None,
             most: float | None = None, above: float | None = None, form: str = "", user_code: bool = False) -> Any:
     """A field of `Job`: default, meaning, heading in the help, accepted values; ``user_code``: ``module:Name`` is one too."""
     bounds = {"least": least, "most": most, "above": above}
@@ -64,7 +64,7 @@ class Job:
                                    DATA, least=0, most=0.9)
     validation: float = setting(0.1, "share of the training rows kept for validation", DATA, least=0, most=0.9)
     model: str = setting("mlp", f"network: {', '.join(MODELS)}, or your own class: MODULE:CLASS[:key=value,...]", MODEL,
-                         tuple(MODELS), user_code=True)
+                         MODELS, user_code=True)
     hidden: tuple[int, ...] = setting((64,), "sizes of the hidden layers, from first to last", MODEL, least=1)
     activation: str = setting("relu", "activation of the hidden layers", MODEL, ("relu", "tanh"))
     initialisation: str = setting("he", "distribution of the initial weights", MODEL, ("he", "glorot"))
