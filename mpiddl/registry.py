@@ -1,8 +1,7 @@
 """Names of strategies, models, optimisers and solvers: a static table each, so that nothing is imported before it is used.
 
-An entry is a name, the place of the class or function, and a sentence for users. The command line, its help, `mpiddl compare`,
-checkpoints and the tables of the pages read these tables. A new strategy, model, optimiser or solver is one file, and one entry
-here.
+An entry is a name, the place of the class or function, and a sentence for users. The command line, its help, `mpiddl compare`
+and checkpoints read these tables. A new strategy, model, optimiser or solver is one file, and one entry here.
 """
 
 from __future__ import annotations
@@ -98,8 +97,8 @@ class Registry(Mapping[str, Entry]):
                 raise UsageError(f"{self.what} {name}: got {item!r}, expected {wanted}")
             kind: Any = type(settable[key])
             try:
-                values[key] = kind(value)
-            except ValueError:
+                values[key] = user_code.WORDS[value] if kind is bool else kind(value)
+            except (ValueError, KeyError):
                 raise UsageError(f"{self.what} {name}: {key}: got {value!r}, expected a value of type "
                                  f"{kind.__name__}") from None
         return values

@@ -151,9 +151,8 @@ def test_the_commands_for_a_small_file_load_no_scikit_learn_and_no_compiler(mpir
 
 
 def test_every_kernel_is_found_by_its_name():
-    from mpiddl.kernels.compensation import damped_move
-
     from mpiddl import kernels
+    from mpiddl.kernels.compensation import damped_move
 
     assert all(getattr(kernels, name) is not None for name in kernels.__all__)
     assert kernels.damped_move is damped_move

@@ -5,9 +5,10 @@ The bits of a result depend on none of these numbers (see `tile`). Each function
 
 from __future__ import annotations
 
+from numba.extending import register_jitable
+
 from mpiddl.kernels.dense.tile import VECTORS
 from mpiddl.kernels.lanes import WIDTH
-from numba.extending import register_jitable
 
 PANEL_BYTES = VECTORS * WIDTH
 """A row of a full panel: the width of a tile."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from mpiddl.kernels.dense.tile import ROWS
-from mpiddl.kernels.lanes import INT64, emitter
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from mpiddl.kernels.dense.tile import ROWS
+from mpiddl.kernels.lanes import INT64, emitter
 
 IDENTITY, RELU, TANH = 0, 1, 2
 """Activations by number."""

@@ -25,10 +25,11 @@ from __future__ import annotations
 from functools import partial
 
 from llvmlite import ir
-from mpiddl.kernels.lanes import INT64, REGISTERS, Lanes, emitter
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from mpiddl.kernels.lanes import INT64, REGISTERS, Lanes, emitter
 
 VECTORS = 3
 ROWS = 8 if REGISTERS == 32 else 4

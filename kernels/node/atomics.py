@@ -8,9 +8,10 @@ from __future__ import annotations
 import platform
 
 from llvmlite import ir
-from mpiddl.kernels.lanes import INT64
 from numba import types
 from numba.extending import intrinsic
+
+from mpiddl.kernels.lanes import INT64
 
 EAGER = 200
 """Looks before the core is first offered to others: some microseconds, longer than a flag takes between cores."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from functools import partial
 
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
 from mpiddl.kernels.jit import kernel
 from mpiddl.kernels.lanes import INT64, base, emitter, size_of
 from mpiddl.kernels.node.atomics import fence
 from mpiddl.kernels.node.meet import meet
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 BLOCK_BYTES = 16 * 1024
 """Of the result, added up at a time: they stay in the first cache while more inputs come."""

@@ -1,13 +1,14 @@
 """Reading what other processes of one machine have in their memory: one copy, by the operating system, and none by its owner.
 
-Linux alone has the call; who may read whom is up to it (`mpiddl.node.process_memory` finds out).
+Only Linux has this call. The operating system decides which process may read which (`mpiddl.node.process_memory` finds out).
 """
 
 from __future__ import annotations
 
+from numba import types
+
 from mpiddl.kernels.jit import kernel
 from mpiddl.kernels.lanes import base
-from numba import types
 
 VECTORS = 4
 """int64 words that `fetch` needs for a call: where to, how many bytes, where from, how many bytes."""

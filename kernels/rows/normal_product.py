@@ -7,11 +7,12 @@ along. Sums over many rows are carried in float64, whatever the dtype of x.
 
 from __future__ import annotations
 
+from numba.extending import register_jitable
+
 from mpiddl.kernels.jit import inlined, kernel
 from mpiddl.kernels.lanes import UNIT, base, size_of, unit_of
 from mpiddl.kernels.rows.row_moments import ROWS, row_moments
 from mpiddl.kernels.rows.thin import HEIGHT, fetch, thin_columns, thin_rows
-from numba.extending import register_jitable
 
 _HEIGHTS = (0, *HEIGHT.values())
 MOST_UNITS = max(HEIGHT)

@@ -8,10 +8,11 @@ Several at a time: M, F and Q then come from the second cache once for all of th
 
 from __future__ import annotations
 
-from mpiddl.kernels.lanes import INT64, emitter
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from mpiddl.kernels.lanes import INT64, emitter
 
 ROWS = 4
 """Rows at a time."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from functools import partial
 
 from llvmlite import ir
-from mpiddl.kernels.jit import kernel
-from mpiddl.kernels.lanes import INT64, UNIT, base, emitter, size_of, unit_of
-from mpiddl.kernels.rows.normal_product import panel_units
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from mpiddl.kernels.jit import kernel
+from mpiddl.kernels.lanes import INT64, UNIT, base, emitter, size_of, unit_of
+from mpiddl.kernels.rows.normal_product import panel_units
 
 WIDEST = 6
 """Units of columns taken at a time: every entry's index is read once for each panel of them."""

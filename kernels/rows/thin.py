@@ -15,10 +15,11 @@ from __future__ import annotations
 from functools import partial
 
 from llvmlite import ir
-from mpiddl.kernels.lanes import INT64, REGISTERS, UNIT, WIDTH, Lanes, emitter
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from mpiddl.kernels.lanes import INT64, REGISTERS, UNIT, WIDTH, Lanes, emitter
 
 WHOLE = WIDTH // UNIT
 """Units of a whole vector."""

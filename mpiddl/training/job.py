@@ -142,9 +142,8 @@ class Job:
 
     def learning_rate(self) -> float:
         """The base rate: the one given, or the optimiser's usual one; scaled with the batch if asked."""
-        name = self.optimiser.partition(":")[0]
-        usual = OPTIMISERS.get(name, Entry("", ""))
-        return (self.rate or usual.rate) * (self.batch / self.scale_rate if self.scale_rate else 1.0)
+        usual = OPTIMISERS.get(self.optimiser.partition(":")[0], Entry).rate
+        return (self.rate or usual) * (self.batch / self.scale_rate if self.scale_rate else 1.0)
 
 
 def read_slow(text: str) -> dict[int, float]:

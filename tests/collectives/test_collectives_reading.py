@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpiddl.kernels.node.node_read_sum import FAILED, UNREAD
 
 from mpiddl.collectives import allreduce
 from mpiddl.collectives.base import run
 from mpiddl.collectives.reading import readable, reading
+from mpiddl.kernels.node.node_read_sum import FAILED, UNREAD
 from mpiddl.node import process_memory as attach
 from mpiddl.transport.base import SUM
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import scipy.io
 from harness.matrices import exact, rows_of_all, write_hdf5
-from mpiddl.kernels.rows.normal_product import BLOCK
 
 from mpiddl.data.matrix import open_matrix
 from mpiddl.decomposition import PCA
@@ -17,6 +16,7 @@ from mpiddl.decomposition.rows.dense import DenseRows
 from mpiddl.decomposition.rows.files import FileRows
 from mpiddl.decomposition.run import decompose_file
 from mpiddl.errors import DataError, UsageError
+from mpiddl.kernels.rows.normal_product import BLOCK
 from mpiddl.machine.footprint import Peak, footprint
 from mpiddl.transport import virtual
 

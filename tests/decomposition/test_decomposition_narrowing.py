@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mpiddl.kernels.rows.normal_product import padded_columns
 
 from mpiddl.decomposition import PCA
 from mpiddl.decomposition.rows import covariance
@@ -12,6 +11,7 @@ from mpiddl.decomposition.rows.column_split import Whole
 from mpiddl.decomposition.solvers.narrowing import LEFT_OUT, narrowed
 from mpiddl.decomposition.solvers.orthogonal import orthonormal
 from mpiddl.decomposition.solvers.subspace import Ritz
+from mpiddl.kernels.rows.normal_product import padded_columns
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi

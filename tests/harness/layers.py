@@ -40,7 +40,7 @@ strategies.chain                 | several strategies, one after the other
 strategies.base                  | the interface of a strategy
 tuning                           | which algorithm for which size: rule, table, choice
 models optim data                | pure functions of arrays; files to rows. No MPI
-collectives                      | all-reduce and its kin, one algorithm a file
+collectives                      | all-reduce and the other collectives, one algorithm a file
 node                             | what the ranks of a node share: memory, locks, cores; topology
 transport                        | how bytes move: MPI, virtual ranks; memory that ranks share
 memory layout registry testbed   | flat buffers; virtual shards; built-in classes by name; a cluster on one machine

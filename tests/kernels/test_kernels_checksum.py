@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+
 from mpiddl.kernels.checksum import checksum
 
 pytestmark = pytest.mark.no_mpi

@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+
 from mpiddl.kernels.node.meet import FLAGS, meet
 from mpiddl.kernels.node.node_copy_sum import node_copy_sum
 from mpiddl.kernels.node.node_read_sum import DONE, FAILED, FIRST, LAST, UNREAD, WORDS, node_read_sum, slice_of
 from mpiddl.kernels.node.node_sum import BLOCK_BYTES, node_sum
 from mpiddl.kernels.node.remote import VECTORS
-
 from mpiddl.memory import ALIGNMENT, aligned_zeros
 
 pytestmark = pytest.mark.no_mpi

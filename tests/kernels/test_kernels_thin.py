@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from harness.kernel_calls import blank, close, draw, guarded, intact
+
 from mpiddl.kernels.rows.correction_steps import correction_steps, steps_scratch
 from mpiddl.kernels.rows.normal_product import BLOCK, FLUSH, normal_product, normal_scratch, padded_columns
 from mpiddl.kernels.rows.sparse_product import sparse_moments, sparse_product, sparse_scratch

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from harness.mixing import SIZE, mixed, walks
 from harness.short_runs import JOB, distance, on_virtual_ranks, weights
-from mpiddl.kernels import quantise as quantising
-from mpiddl.kernels.quantise import BLOCK, MIDDLES, add_quantised, quantise
 from numba import typeof
 
 import mpiddl
 from mpiddl.collectives.mean_quantised import mean_quantised, owned
 from mpiddl.errors import ConvergenceError, MismatchError, UsageError
+from mpiddl.kernels import quantise as quantising
+from mpiddl.kernels.quantise import BLOCK, MIDDLES, add_quantised, quantise
 from mpiddl.strategies import Gossip, GossipAdaptive, LocalSGD, chain, make_strategy
 from mpiddl.transport import virtual
 

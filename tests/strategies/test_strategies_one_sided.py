@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from harness.short_runs import RULES, settings, weights
 from mpi4py import MPI
-from mpiddl.kernels.node.lock import STATE, WORDS, acquire, begin_change, changes, leave, unchanged
 
 import mpiddl
 from mpiddl.errors import CommError, UsageError
+from mpiddl.kernels.node.lock import STATE, WORDS, acquire, begin_change, changes, leave, unchanged
 from mpiddl.node.guard import Guard
 from mpiddl.node.topology import neighbours
 from mpiddl.strategies import ASGD, DANA, DDCASGD, Replica, Step, make_strategy

@@ -86,6 +86,7 @@ def test_a_registered_model_trains_saves_loads_and_predicts(registered, tmp_path
 def test_parameters_of_built_in_names():
     made = OPTIMISERS.make("adam:beta1=0.5", weight_decay=0.25)
     assert (made.beta1, made.weight_decay) == (0.5, 0.25)
+    assert OPTIMISERS.make("momentum:nesterov=false", momentum=0.9).nesterov is False  # bool("false") would be True
     said = r"optimiser adam: got 'beta=0\.5', expected parameters among beta1=0\.9"
     with pytest.raises(mpiddl.errors.UsageError, match=said):
         OPTIMISERS.make("adam:beta=0.5")
