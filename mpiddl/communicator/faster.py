@@ -16,6 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiddl.collectives import Started, calls
+from mpiddl.collectives.at_once import AtOnce
 from mpiddl.collectives.base import fused
 from mpiddl.communicator import shortcuts
 from mpiddl.communicator.preparing import Preparing
@@ -28,6 +29,8 @@ from mpiddl.tuning.rule import CANDIDATES, LIBRARY, UNFUSED
 
 Reduction = tuple[tuple[MpiComm, str], Any, Memory, Op]
 """Communicator and algorithm, what is reduced (or IN_PLACE), where to, and how."""
+
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)  # the same objects for all arrays of these types
 
 _OPS = (MPI.SUM, SUM), (MPI.MAX, MAX), (MPI.MIN, MIN), (MPI.PROD, PROD)
 
@@ -130,6 +133,10 @@ class Faster(Preparing):
         if self._choice is None and self._early(recvbuf, op):
             return False
         self._check()
+        if self._choice is not None and op is MPI.SUM and (plain := _plain(sendbuf, recvbuf)) is not None:
+            at_once = self._own.at_once(self._choice.algorithm("allreduce", recvbuf.nbytes), recvbuf.dtype)
+            if at_once is not None and not self._own.refused:
+                return self._run(at_once, *plain)
         found = self._reduction(sendbuf, recvbuf, op)
         if found is None:
             return False
@@ -146,6 +153,15 @@ class Faster(Preparing):
             raise
         finally:  # an exception of a signal's handler comes when all is done
             result.put_back()
+        return True
+
+    def _run(self, at_once: AtOnce, source: np.ndarray, result: np.ndarray) -> bool:
+        try:
+            at_once.run(at_once.allreduce(source, result))
+        except BaseException as error:
+            if self._own.refuse("allreduce", result.nbytes, error):
+                return False
+            raise
         return True
 
     def _reduction(self, sendbuf: Any, recvbuf: Any, op: Any, least: float = 0) -> Reduction | None:
@@ -304,6 +320,28 @@ class Faster(Preparing):
             return request_of(start(), buffers, result.put_back)
         finally:  # an exception of a signal's handler does not end what is under way
             self._own.look_after()
+
+
+def _plain(sendbuf: Any, recvbuf: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """Source and result, 1-D, of what most programs add up: whole arrays of a type that kernels take. None where it takes a
+    closer look: this one is short."""
+    if type(recvbuf) is not np.ndarray:
+        return None
+    dtype, flags = recvbuf.dtype, recvbuf.flags
+    if (dtype is not _FLOAT32 and dtype is not _FLOAT64) or not flags.carray or not recvbuf.size:
+        return None
+    result = recvbuf if recvbuf.ndim == 1 else recvbuf.reshape(-1)
+    if sendbuf is MPI.IN_PLACE:
+        return result, result
+    if type(sendbuf) is not np.ndarray or sendbuf.dtype is not dtype or sendbuf.size != recvbuf.size:
+        return None
+    others = sendbuf.flags
+    if not (others.c_contiguous and others.aligned):
+        return None
+    apart = sendbuf is not recvbuf and flags.owndata and others.owndata
+    if not apart and np.may_share_memory(sendbuf, recvbuf):
+        return None
+    return sendbuf if sendbuf.ndim == 1 else sendbuf.reshape(-1), result
 
 
 def _op(op: Any) -> Op | None:

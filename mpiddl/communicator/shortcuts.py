@@ -56,15 +56,34 @@ def unfused(buffer: np.ndarray, op: Any) -> bool:
 
 
 def _allreduce(library: Callable[..., None], method: Callable[..., None], floor: float, other: float) -> Callable[..., None]:
-    array = np.ndarray
+    """On one node all sums that have no kernel are the library's. There, the type is compared first, and no size is needed:
+    each attribute of an array costs half a microsecond if caches are cold. Most arrays of a type share one dtype object. Arrays
+    with another one, such as unpickled arrays, take the longer way, with the same result."""
+    array, add, largest, least, product = np.ndarray, SUM, MAX, MIN, PROD
+    float32, float64, int32, int64, complex64, complex128, int8 = map(np.dtype, "fdilFDb")
 
-    def Allreduce(sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+    def Allreduce(sendbuf: Any, recvbuf: Any, op: Any = add) -> None:
         if type(recvbuf) is array and ((n := recvbuf.nbytes) < floor or (n < other and unfused(recvbuf, op))):
             library(sendbuf, recvbuf, op)
         else:
             method(sendbuf, recvbuf, op)
 
-    return Allreduce
+    def one_node(sendbuf: Any, recvbuf: Any, op: Any = add) -> None:
+        if op is add:
+            try:
+                kind = recvbuf.dtype
+            except AttributeError:  # of a list, say
+                kind = None
+            if kind is float32 or kind is float64:
+                if recvbuf.nbytes >= floor:
+                    return method(sendbuf, recvbuf, op)
+            elif not (kind is int32 or kind is int64 or kind is complex64 or kind is int8 or kind is complex128):
+                return Allreduce(sendbuf, recvbuf, op)
+        elif not (op is largest or op is least or op is product):
+            return Allreduce(sendbuf, recvbuf, op)
+        return library(sendbuf, recvbuf, op)
+
+    return one_node if other == np.inf else Allreduce
 
 
 def _reduce(library: Callable[..., None], method: Callable[..., None], floor: float, other: float) -> Callable[..., None]:

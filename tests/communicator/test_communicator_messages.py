@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from mpiddl.collectives.at_once import AtOnce
+from mpiddl.communicator import Communicator
 from mpiddl.transport.buffers import payload
 from mpiddl.transport.start import load_mpi
 
@@ -108,6 +111,50 @@ def test_one_rank_may_sum_in_an_odd_way(comm, forced):
         assert (total == comm.size * values).all()
     nothing = np.zeros(0)
     ours.Allreduce([None, 0, MPI.DOUBLE] if comm.rank == 0 else nothing, array("d") if comm.rank == 1 else nothing)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int8", "uint16", "complex64"])
+@pytest.mark.parametrize("nbytes", [8, 40_000, 400_000])
+def test_one_rank_may_sum_another_kind_of_array(comm, dtype, nbytes):
+    """Unpickled arrays have a dtype object of their own; the built-in rule compares these objects."""
+    MPI = load_mpi()
+    ours = Communicator(comm.Dup())
+    ours.Prepare()
+    values = (np.arange(nbytes // np.dtype(dtype).itemsize) % 10).astype(dtype)
+    odd, own = comm.rank == 0, pickle.loads(pickle.dumps(values))
+    wanted = values * np.dtype(dtype).type(comm.size)
+    assert own.dtype is not values.dtype
+    for source, total, op in (
+        (own, pickle.loads(pickle.dumps(values)), MPI.SUM), (values, values.copy(), MPI.Op(MPI.SUM)),
+        (values, memoryview(values.copy()), MPI.SUM), (values, [values.copy(), values.size], MPI.SUM),
+        (MPI.IN_PLACE, own.copy(), MPI.SUM), (values[:], np.tile(values, 2)[: values.size], MPI.SUM),
+        (np.stack([values, values])[1], values.reshape(1, -1).copy(), MPI.SUM),
+    ):  # fmt: skip
+        plain = np.zeros_like(values)
+        ours.Allreduce(source if odd else values, total if odd else plain, op if odd else MPI.SUM)
+        got = np.asarray(total[0] if isinstance(total, list) else total).reshape(-1) if odd else plain
+        np.testing.assert_array_equal(got, wanted)
+    ours.Free()
+
+
+def test_arrays_that_overlap_or_cannot_be_written_are_mpi4pys(comm, monkeypatch):
+    MPI, ours, memory, runs = load_mpi(), Communicator(comm.Dup()), np.ones(20_000), []
+    ours.Prepare()
+    with monkeypatch.context() as patch:
+        patch.setattr(AtOnce, "run", lambda self, arguments: runs.append(arguments))
+        for source, total in ((memory[:10_000], memory[5_000:15_000]), (memory, memory), (memory[:10_000], memory[:10_000])):
+            assert not ours._allreduce(source, total, MPI.SUM) and not runs  # MPICH would end the process
+        ours.Allreduce(memory[:10_000], memory[10_000:])
+        ours.Allreduce(MPI.IN_PLACE, memory)
+        assert len(runs) == (2 if comm.size > 1 else 0)
+    frozen = np.ones(10_000)
+    frozen.flags.writeable = False
+    with pytest.raises(BufferError, match="not writable"):
+        ours.Allreduce(memory[:10_000].copy(), frozen)
+    total = np.zeros(10_000)
+    ours.Allreduce(frozen, total)  # only read
+    assert (total == comm.size).all()
+    ours.Free()
 
 
 def test_what_must_not_be_written_is_not(comm, forced):
