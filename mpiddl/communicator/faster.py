@@ -16,7 +16,6 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiddl.collectives import Started, calls
-from mpiddl.collectives.at_once import AtOnce
 from mpiddl.collectives.base import fused
 from mpiddl.communicator import shortcuts
 from mpiddl.communicator.preparing import Preparing
@@ -133,10 +132,9 @@ class Faster(Preparing):
         if self._choice is None and self._early(recvbuf, op):
             return False
         self._check()
-        if self._choice is not None and op is MPI.SUM and (plain := _plain(sendbuf, recvbuf)) is not None:
-            at_once = self._own.at_once(self._choice.algorithm("allreduce", recvbuf.nbytes), recvbuf.dtype)
-            if at_once is not None and not self._own.refused:
-                return self._run(at_once, *plain)
+        plain = _plain(sendbuf, recvbuf) if op is MPI.SUM and self._choice is not None else None
+        if plain is not None and (done := self._at_once(*plain)) is not None:
+            return done
         found = self._reduction(sendbuf, recvbuf, op)
         if found is None:
             return False
@@ -155,11 +153,18 @@ class Faster(Preparing):
             result.put_back()
         return True
 
-    def _run(self, at_once: AtOnce, source: np.ndarray, result: np.ndarray) -> bool:
+    def _at_once(self, source: np.ndarray, result: np.ndarray) -> bool | None:
+        """Whether a kernel has done it; None where that takes a closer look."""
+        own = self._own
+        if own.refused:
+            return None
         try:
+            at_once = own.at_once(self._choice.algorithm("allreduce", result.nbytes), result.dtype)
+            if at_once is None:
+                return None
             at_once.run(at_once.allreduce(source, result))
         except BaseException as error:
-            if self._own.refuse("allreduce", result.nbytes, error):
+            if own.refuse("allreduce", result.nbytes, error):
                 return False
             raise
         return True
