@@ -29,6 +29,8 @@ from mpiddl.tuning.rule import CANDIDATES, LIBRARY, UNFUSED
 Reduction = tuple[tuple[MpiComm, str], Any, Memory, Op]
 """Communicator and algorithm, what is reduced (or IN_PLACE), where to, and how."""
 
+_ARRAY, _ALLREDUCE = np.ndarray, MPI.Comm.Allreduce  # found once, and not in each call
+
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)  # the same objects for all arrays of these types
 
 _OPS = (MPI.SUM, SUM), (MPI.MAX, MAX), (MPI.MIN, MIN), (MPI.PROD, PROD)
@@ -62,8 +64,10 @@ class Faster(Preparing):
         return self._choice.choose(call if is_fused else UNFUSED.get(call, call), nbytes)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        if self._private is None and self._early(_ALLREDUCE, recvbuf, op, sendbuf, recvbuf, op):
+            return
         if largest(recvbuf) < self._floors["allreduce"]:
-            MPI.Comm.Allreduce(self, sendbuf, recvbuf, op)
+            _ALLREDUCE(self, sendbuf, recvbuf, op)
         elif not self._allreduce(sendbuf, recvbuf, op):
             self._library(MPI.Comm.Allreduce, sendbuf, recvbuf, op)
 
@@ -71,18 +75,24 @@ class Faster(Preparing):
         mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
         if largest(mine) < self._floors["reduce"]:
             MPI.Comm.Reduce(self, sendbuf, recvbuf, op, root)
+        elif self._private is None and self._early(MPI.Comm.Reduce, mine, op, sendbuf, recvbuf, op, root):
+            return
         elif not self._reduce(sendbuf, recvbuf, op, root):
             self._library(MPI.Comm.Reduce, sendbuf, recvbuf, op, root)
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
         if largest(buf) < self._floors["bcast"]:
             MPI.Comm.Bcast(self, buf, root)
+        elif self._private is None and self._early(MPI.Comm.Bcast, buf, MPI.SUM, buf, root):
+            return
         elif not self._bcast(buf, root):
             self._library(MPI.Comm.Bcast, buf, root)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         if largest(recvbuf) < self._floors["allgather"]:
             MPI.Comm.Allgather(self, sendbuf, recvbuf)
+        elif self._private is None and self._early(MPI.Comm.Allgather, recvbuf, MPI.SUM, sendbuf, recvbuf):
+            return
         elif not self._allgather(sendbuf, recvbuf):
             self._library(MPI.Comm.Allgather, sendbuf, recvbuf)
 
@@ -90,6 +100,8 @@ class Faster(Preparing):
         mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
         if largest(mine) < self._floors["reduce_scatter"]:
             MPI.Comm.Reduce_scatter_block(self, sendbuf, recvbuf, op)
+        elif self._private is None and self._early(MPI.Comm.Reduce_scatter_block, mine, op, sendbuf, recvbuf, op):
+            return
         elif not self._reduce_scatter(sendbuf, recvbuf, op):
             self._library(MPI.Comm.Reduce_scatter_block, sendbuf, recvbuf, op)
 
@@ -129,8 +141,6 @@ class Faster(Preparing):
 
     def _allreduce(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
         """Whether it was done our way; so are the next ones. What is not understood is mpi4py's, with its errors."""
-        if self._choice is None and self._early(recvbuf, op):
-            return False
         self._check()
         plain = _plain(sendbuf, recvbuf) if op is MPI.SUM and self._choice is not None else None
         if plain is not None and (done := self._at_once(*plain)) is not None:
@@ -185,8 +195,6 @@ class Faster(Preparing):
 
     def _reduce(self, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> bool:
         mine = recvbuf if sendbuf is MPI.IN_PLACE else sendbuf
-        if self._choice is None and self._early(mine, op):
-            return False
         self._check()
         known, source = _op(op), numbers(mine)
         way = self._way("reduce", source.array.nbytes, source.array.dtype, known) if source is not None else None
@@ -222,8 +230,6 @@ class Faster(Preparing):
         return True
 
     def _bcast(self, buf: Any, root: int) -> bool:
-        if self._choice is None and self._early(buf):
-            return False
         self._check()
         found = self._data(buf, root)
         if found is None:
@@ -250,8 +256,6 @@ class Faster(Preparing):
         return (way, data, rank) if data.array.flags.writeable else None
 
     def _allgather(self, sendbuf: Any, recvbuf: Any) -> bool:
-        if self._choice is None and self._early(recvbuf):
-            return False
         self._check()
         result = payload(recvbuf, self.Get_size())
         way = self._way("allgather", result.array.nbytes) if result is not None else None
@@ -271,8 +275,6 @@ class Faster(Preparing):
     def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
         in_place = sendbuf is MPI.IN_PLACE
         mine = recvbuf if in_place else sendbuf
-        if self._choice is None and self._early(mine, op):
-            return False
         self._check()
         known, source = _op(op), numbers(mine, self.Get_size())
         way = self._way("reduce_scatter", source.array.nbytes, source.array.dtype, known) if source is not None else None

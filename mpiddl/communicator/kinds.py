@@ -19,12 +19,15 @@ from mpiddl.transport.uncaught import public
 from mpiddl.tuning import Forced, check_algorithms
 from mpiddl.tuning.rule import CANDIDATES
 
+_DUP, _SPLIT = MPI.Comm.Dup, MPI.Comm.Split  # found once, and not in each call
+_NEW: Any = MPI.Intracomm.__new__
+
 
 class _Making(Faster):
     """Methods that create communicators return communicators of this class."""
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
-        return self._like(MPI.Comm.Split(self, color, key))
+        return self._marked(_NEW(Communicator, _SPLIT(self, color, key)))
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = MPI.INFO_NULL) -> Any:
         return self._like(MPI.Comm.Split_type(self, split_type, key, info))
@@ -33,7 +36,7 @@ class _Making(Faster):
         return self._like(MPI.Comm.Create(self, group))
 
     def Dup(self, info: Any = None) -> Any:
-        return self._marked(MPI.Comm.Dup(self, info))
+        return self._marked(_DUP(self, info))
 
     def Clone(self) -> Any:
         return self._marked(MPI.Comm.Clone(self))
@@ -111,18 +114,30 @@ class _Making(Faster):
 
     def _marked(self, made: Any) -> Any:
         """With what it inherits."""
+        private = self._private or self._found()
+        enough = self._enough if private is None else private.enough
         if self._table is not None:
             made._table = self._table
         if self._algorithms:
             made._forced(self._algorithms)
-        private = self._found()
-        enough = self._enough if private is None else private.enough
         if enough != ENOUGH_BYTES:
             made._enough = enough
         return made
 
 
-class Communicator(_Making, MPI.Intracomm):
+class _Called(type):
+    """``Communicator(comm, table, algorithms)``: ``__new__`` takes the first argument only. A ``__new__`` of ours would cost
+    each ``Dup`` a microsecond, because mpi4py calls it."""
+
+    def __call__(cls: Any, *args: Any, **options: Any) -> Any:
+        if cls.__new__ is not _NEW:  # of a program's own class
+            return super().__call__(*args, **options)
+        made: Any = _NEW(cls, *args[:1], **({"comm": options["comm"]} if "comm" in options else {}))
+        made.__init__(*args, **options)
+        return made
+
+
+class Communicator(_Making, MPI.Intracomm, metaclass=_Called):
     """An ``MPI.Intracomm`` with faster collectives for buffers. See docs/communicator.md.
 
     Parameters
@@ -149,10 +164,6 @@ class Communicator(_Making, MPI.Intracomm):
     The constructor is collective over ``comm``: a duplication, a barrier, four splits, three broadcasts and two all-gathers,
     and one more all-gather if there is a table that is not used. On one rank it does not communicate.
     """
-
-    def __new__(cls, comm: Any = None, table: str | Path | None = None,
-                algorithms: Mapping[str, str] | None = None) -> Communicator:
-        return MPI.Intracomm.__new__(cls, comm)
 
     @public
     def __init__(self, comm: Any = None, table: str | Path | None = None, algorithms: Mapping[str, str] | None = None):

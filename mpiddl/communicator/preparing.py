@@ -24,6 +24,8 @@ from mpiddl.tuning.rule import CANDIDATES
 FLOOR = 16 << 10
 """Bytes below which nothing but the library is looked at, until `Preparing.Prepare` knows better: by the rule it always is."""
 
+_ARRAY, _SUM, _FREE = np.ndarray, MPI.SUM, MPI.Comm.Free  # found once, and not in each call
+
 # In fact a class beside one of mpi4py's; for the type checker it is one.
 _Base: Any = object
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class Preparing(_Base):
             if self._private is not None:
                 self._give_back()
         finally:
-            MPI.Comm.Free(self)
+            _FREE(self)
 
     def Disconnect(self) -> None:
         """As `Free`, once all pending communication is over; collective."""
@@ -72,14 +74,20 @@ class Preparing(_Base):
         finally:
             MPI.Comm.Disconnect(self)
 
-    def _early(self, buffer: Any, op: Any = MPI.SUM) -> bool:
-        """A quick form of `_worth` for plain arrays: whether a communicator is not prepared and the call is the library's."""
-        if type(buffer) is not np.ndarray or op is not MPI.SUM or buffer.dtype.char not in REDUCED or self._algorithms:
+    def _early(self, library: Callable[..., None], buffer: Any, op: Any, *args: Any) -> bool:
+        """A quick form of `_worth` for plain arrays: where a communicator is not prepared, and the call is the library's, it is
+        made. It does not count if mpi4py refuses it."""
+        if type(buffer) is not _ARRAY or op is not _SUM or self._floors is not _FLOORS or buffer.dtype.char not in REDUCED:
             return False
-        nbytes = self._nbytes + buffer.nbytes
-        if nbytes >= self._enough or self._private is not None or self.Get_attr(keyval()) is not None:
+        nbytes = buffer.nbytes
+        if nbytes < FLOOR:
+            library(self, *args)
+            return True
+        nbytes += self._nbytes
+        if nbytes >= self._enough or self.Get_attr(keyval()) is not None:
             return False
-        self._nbytes, self._counted = nbytes, buffer.nbytes
+        library(self, *args)
+        self._nbytes = nbytes
         return True
 
     def _worth(self, call: str, nbytes: int) -> bool:

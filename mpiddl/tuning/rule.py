@@ -36,7 +36,7 @@ NEVER = 1 << 62
 
 READ_BYTES: dict[str, dict[str, tuple[int, ...]]] = {
     "allreduce": {"": (6 << 20, 1 << 20, 4 << 20)},
-    "reduce": {"MPICH": (32 << 10, 128 << 10, 128 << 10), "": (NEVER, 8 << 20, 4 << 20)},
+    "reduce": {"MPICH": (128 << 10, 128 << 10, 128 << 10), "": (NEVER, 8 << 20, 4 << 20)},
     "reduce_scatter": {"MPICH": (128 << 10, 256 << 10, 1 << 20), "": (128 << 10, 1 << 20, 1 << 20)},
 }
 """From so many bytes on 2, 3, 4 ranks of one node read each other's memory, where they may, by what the library calls itself,
