@@ -225,7 +225,7 @@ def link(comm: MPI.Intracomm) -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of a test that fail together on a busy machine may come to it far apart."""
-    monkeypatch.setattr("mpiddl.transport.mpi.GRACE_S", 100.0)
+    monkeypatch.setattr("mpiddl.transport.comm.GRACE_S", 100.0)
 
 
 @pytest.fixture

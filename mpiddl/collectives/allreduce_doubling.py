@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpiddl.collectives.base import COMBINE, LARGEST, Steps, pieces
+from mpiddl.collectives.base import LARGEST, Steps, pieces
 from mpiddl.collectives.wire import Wire
-from mpiddl.transport.base import Op
+from mpiddl.transport.base import COMBINE, Op
 
 
 def allreduce_doubling(wire: Wire, source: np.ndarray, result: np.ndarray, op: Op, *, largest: int = LARGEST) -> Steps:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.collectives.base import COMBINE, Own, Steps
+from mpiddl.collectives.base import Own, Steps
 from mpiddl.collectives.ring import Part, Ring
 from mpiddl.collectives.wire import Wire
-from mpiddl.transport.base import Op
+from mpiddl.transport.base import COMBINE, Op
 
 
 def allreduce_ring(wire: Wire, source: np.ndarray, result: np.ndarray, op: Op, **options: Any) -> Steps:

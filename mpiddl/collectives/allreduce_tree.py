@@ -28,7 +28,6 @@ from numpy.typing import DTypeLike
 
 from mpiddl.collectives.allgather_ring import allgather_ring
 from mpiddl.collectives.base import (
-    COMBINE,
     LARGEST,
     Own,
     Queue,
@@ -47,7 +46,7 @@ from mpiddl.memory import aligned_zeros
 from mpiddl.node.arena import Arena
 from mpiddl.node.topology import Topology, neighbours
 from mpiddl.transport.agree import agreed
-from mpiddl.transport.base import SUM, Op
+from mpiddl.transport.base import COMBINE, SUM, Op
 
 BLOCK_BYTES = 64 * 1024
 """Parts in shared memory are added up by blocks of this size, whose partial sums stay in the second cache."""
@@ -198,7 +197,7 @@ class TreeSum(Queue):
         nodes = len(near.topology.nodes) if self._together else comm.size
         self._streams = 1 if not self._together else near.topology.least if nodes > 1 else near.local.size
         across = near.across if self._together else comm
-        self._wire = Wire(across.Split(0, across.rank)) if nodes > 1 else None
+        self._wire = Wire(across.Create(range(across.size))) if nodes > 1 else None
         self.wires = (self._wire.comm,) if self._wire else ()
         self._block = BLOCK_BYTES // kind.itemsize
         self._spare = aligned_zeros(levels(len(self._inputs)) * self._block, kind).reshape(-1, self._block)

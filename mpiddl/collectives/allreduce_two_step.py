@@ -26,7 +26,6 @@ from numpy.typing import DTypeLike
 from mpiddl import kernels
 from mpiddl.collectives.allreduce_ring import reduce_round
 from mpiddl.collectives.base import (
-    COMBINE,
     Queue,
     Started,
     Steps,
@@ -47,7 +46,7 @@ from mpiddl.memory import ALIGNMENT
 from mpiddl.node.arena import Arena
 from mpiddl.node.topology import neighbours
 from mpiddl.transport.agree import agreed
-from mpiddl.transport.base import PATIENCE, SUM, Op
+from mpiddl.transport.base import COMBINE, PATIENCE, SUM, Op
 from mpiddl.transport.shared_memory import KernelRequest, end_kernel
 
 CACHED_BYTES = 64 * 1024
@@ -125,7 +124,7 @@ class TwoStep(Queue):
         self._inputs = self._arena.peers("input")
         self._streams = (1 if leader else near.topology.least) if nodes > 1 else local.size
         # Its own: plans under way at the same time come to their messages in different orders on different ranks.
-        self._wire = Wire(near.across.Split(0, near.across.rank)) if nodes > 1 else None
+        self._wire = Wire(near.across.Create(range(near.across.size))) if nodes > 1 else None
         self.wires = (self._wire.comm,) if self._wire else ()
         self._leader = leader and nodes > 1
         self._addresses = np.array([array.ctypes.data for array in self._inputs])

@@ -17,12 +17,11 @@ import numpy as np
 
 from mpiddl.errors import CommError, ShapeError, UsageError
 from mpiddl.transport.agree import agreed, check_equal
-from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, REDUCED, SUM, Op, Request, booked
+from mpiddl.transport.base import COMBINE, IN_PLACE, MAX, MIN, REDUCED, SUM, Op, Request
+from mpiddl.transport.comm import Comm
+from mpiddl.transport.meter import booked
 
 Steps = Iterator[Request]
-
-COMBINE: dict[Op, np.ufunc] = {SUM: np.add, MIN: np.minimum, MAX: np.maximum, PROD: np.multiply}
-"""numpy's loops run at the speed of memory and give up the interpreter lock. MIN and MAX hand on what is not a number."""
 
 LARGEST = 2**31 - 1
 """Elements of one message that every MPI library takes."""
@@ -346,7 +345,7 @@ def check_root(comm: Any, root: Any) -> None:
 
 def check_alive(comm: Any) -> None:
     """Raise a `UsageError` for what is no communicator of ours, a `CommError` for one that was freed or is broken."""
-    if not hasattr(comm, "freed"):
+    if not isinstance(comm, Comm):
         raise UsageError(f"comm: got {type(comm).__name__}, expected a communicator from mpiddl.transport.mpi.connect()")
     if comm.freed:
         raise CommError("comm: got a freed communicator, expected a communicator that was not freed")

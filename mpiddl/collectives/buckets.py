@@ -60,7 +60,7 @@ class Buckets:
         near = neighbours(comm)
         if len(near.topology.nodes) == comm.size:
             comm.patient_barrier(0.0)
-            self._wire = Wire(near.ring.Split(0, near.ring.rank))
+            self._wire = Wire(near.ring.Create(range(near.ring.size)))
             self.input = self.result = aligned_zeros(size, dtype)
         else:
             self._plan = TwoStep(comm, size, dtype, segment_bytes=segment_bytes)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mpiddl.collectives.base import Started, go_on
-from mpiddl.transport.base import Comm
+from mpiddl.transport.comm import Comm
 
 PAUSE_S = 0.0002
 """Between two rounds of tests: a wire at 1 Gbit/s moves 25 kB in it, less than a segment."""

@@ -58,4 +58,4 @@ class Wire:
 
 def wire(comm: Any) -> Wire:
     """The wire of ``comm``, in rank order; collective at the first call."""
-    return comm.kept("wire", lambda: Wire(comm.Split(0, comm.rank)))
+    return comm.kept("wire", lambda: Wire(comm.Create(range(comm.size))))

@@ -17,7 +17,8 @@ from mpi4py import MPI
 from mpiddl.collectives.base import check_alive
 from mpiddl.communicator.private import ENOUGH_BYTES, NONBLOCKING, Private, keyval, private_of
 from mpiddl.errors import CommError
-from mpiddl.transport.base import REDUCED, raise_held
+from mpiddl.transport.base import REDUCED
+from mpiddl.transport.comm import raise_held
 from mpiddl.tuning import Forced
 from mpiddl.tuning.rule import CANDIDATES
 
@@ -55,8 +56,7 @@ class Preparing(_Base):
         """
         private = self._adopted()
         if private.link is None:
-            private.prepare(self, self._table)
-            raise_held(private.link)
+            raise_held(private.prepare(self, self._table))
 
     def Free(self) -> None:
         """Free the private duplicate, then the communicator; collective. COMM_WORLD and COMM_SELF stay: MPI raises."""

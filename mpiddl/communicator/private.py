@@ -24,7 +24,8 @@ from mpiddl.collectives.reading import Reading, reading
 from mpiddl.errors import OutputError, SharedMemoryError
 from mpiddl.node.topology import neighbours
 from mpiddl.transport.agree import agreed
-from mpiddl.transport.base import SUM, raise_held
+from mpiddl.transport.base import SUM
+from mpiddl.transport.comm import raise_held
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import chooser
 from mpiddl.tuning.place import table_path
@@ -72,22 +73,23 @@ class Private:
         self._users: list[ref[Any]] = []
         self._at_once: dict[tuple[str, str], AtOnce | None] = {}
 
-    def prepare(self, comm: Any, table: Path | None) -> None:
-        """Have a communicator of our own; ``link`` may hold back an exception of a signal's handler.
+    def prepare(self, comm: Any, table: Path | None) -> MpiComm:
+        """Have a communicator of our own, and return it; it may hold back an exception of a signal's handler.
 
         Communication
         -------------
         Collective: a duplication, a barrier, four splits, three broadcasts and two all-gathers; one all-gather more where a
         table that is there, or was asked for, is not used.
         """
-        link = MpiComm(MPI.Intracomm(comm).Dup(), ends_jobs=False)
+        link = MpiComm.owning(MPI.Intracomm(comm).Dup(), ends_jobs=False)
         asked_for = table is not None or bool(os.environ.get("MPIDDL_TUNE"))
         choice = chooser(link, table or table_path(os.environ), asked_for)
-        self.threads = all(link.allgather(MPI.Query_thread() == MPI.THREAD_MULTIPLE))
+        self.threads = all(link.setup_allgather(MPI.Query_thread() == MPI.THREAD_MULTIPLE))
         self.enough = ENOUGH_BYTES if len(choice.topology.nodes) == 1 else ENOUGH_BYTES_ACROSS
         self.use(link, choice)
         if choice.unused:
             self._warn(choice.source)
+        return link
 
     def use(self, link: MpiComm, choice: Any) -> None:
         """Calls of all objects on the handle are ours from here on, where ``choice`` says so."""

@@ -147,7 +147,7 @@ def _node_memory(comm: Any, made: ExitStack) -> tuple[Any, Any]:
     """The same as a communicator of ours, and memory that they share; a `CommError` on all of them where there is none."""
     from mpiddl.transport.mpi import MpiComm  # not above: it wants compiled kernels, and the doctor tells why there are none
 
-    node = MpiComm(_node(comm, made).Dup())
+    node = MpiComm.owning(_node(comm, made).Dup())
     made.callback(node.Free)
     return node, node.share(8)
 

@@ -31,4 +31,4 @@ def limited_threads(comm: Any, wanted: int, env: Mapping[str, str]) -> Iterator[
 def node(comm: Any) -> tuple[int, int]:
     """The ranks of this rank's node, and the cores that they may use when they are first asked for. Collective."""
     local = neighbours(comm).local
-    return local.size, local.kept("cores", lambda: threads.node_cores(local.allgather(threads.cores())))
+    return local.size, local.kept("cores", lambda: threads.node_cores(local.setup_allgather(threads.cores())))

@@ -36,9 +36,9 @@ def processes(local: Any) -> np.ndarray | None:
 
 def _find(local: Any) -> np.ndarray | None:
     token = np.frombuffer(secrets.token_bytes(TOKEN_BYTES), np.uint8)
-    told = local.allgather((os.getpid(), token.ctypes.data, token.tobytes()))
+    told = local.setup_allgather((os.getpid(), token.ctypes.data, token.tobytes()))
     # The second all-gather also keeps every token where it is until all have looked.
-    seen = local.allgather(all(_read(process, address) == wanted for process, address, wanted in told))
+    seen = local.setup_allgather(all(_read(process, address) == wanted for process, address, wanted in told))
     return np.array([process for process, _, _ in told], np.int32) if all(seen) else None
 
 

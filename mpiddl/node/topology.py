@@ -91,9 +91,9 @@ class Neighbours:
     def __init__(self, comm: Any):
         self.topology = Topology(comm.nodes())
         node, local = self.topology.node(comm.rank), self.topology.local(comm.rank)
-        self.local = comm.Split(node, local)
-        self.across = comm.Split(local, node)
-        self.ring = comm.Split(0, self.topology.ring.index(comm.rank))
+        self.local = comm.Create(self.topology.nodes[node])
+        self.across = comm.Create(self.topology.across(local))
+        self.ring = comm.Create(self.topology.ring)
 
 
 def neighbours(comm: Any) -> Neighbours:

@@ -41,7 +41,8 @@ import numpy as np
 
 from mpiddl.errors import UsageError
 from mpiddl.layout import rank_shards
-from mpiddl.transport.base import Comm, Request
+from mpiddl.transport.base import Request
+from mpiddl.transport.comm import Comm
 
 
 class Placement(NamedTuple):

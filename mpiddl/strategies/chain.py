@@ -9,7 +9,7 @@ import numpy as np
 
 from mpiddl.errors import UsageError
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy, describe
-from mpiddl.transport.base import Comm
+from mpiddl.transport.comm import Comm
 
 
 class Chain(Strategy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpiddl.collectives.base import Started
 from mpiddl.collectives.progress import Progress
 from mpiddl.errors import CommError
-from mpiddl.transport.base import Comm
+from mpiddl.transport.comm import Comm
 
 
 class Mover:

@@ -8,6 +8,7 @@ import numpy as np
 
 from mpiddl.data import ShardedRows
 from mpiddl.memory import Views, aligned_zeros
+from mpiddl.node.topology import neighbours
 from mpiddl.optim import clip_norm
 from mpiddl.strategies import Strategy
 from mpiddl.training.job import Job
@@ -15,14 +16,13 @@ from mpiddl.training.job import Job
 
 def warm(comm: Any, model: Any, optimiser: Any, rows: ShardedRows, job: Job, strategy: Strategy) -> None:
     """Compile, or load from numba's cache, every kernel of a training step: one rank of each node first. Collective."""
-    local = comm.local_ranks()
+    local = neighbours(comm).local
     if local.rank == 0:
         _compile(model, optimiser, rows, job, strategy, comm.size)
     local.patient_barrier()
     if local.rank != 0:
         _compile(model, optimiser, rows, job, strategy, comm.size)
     local.patient_barrier()
-    local.Free()
 
 
 def _compile(model: Any, optimiser: Any, rows: ShardedRows, job: Job, strategy: Strategy, size: int) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from mpiddl.data.draws import generator
 from mpiddl.errors import UsageError
+from mpiddl.transport.comm import Comm
+from mpiddl.transport.virtual import VirtualComm
 
 JITTER = 18
 """Purpose of the generator that draws them (`mpiddl.data.draws`)."""
@@ -72,9 +73,9 @@ class Conditions:
         begin, end = self._drop.get(rank, (0, None))
         return (end - begin) * self._slow.get(rank, 1.0) if end is not None and index == begin else 0.0
 
-    def pace(self, comm: Any, step_seconds: float) -> Pace:
+    def pace(self, comm: Comm, step_seconds: float) -> Pace:
         """For a rank of ``comm``: simulated time passes, ``step_seconds`` a usual step; in real time the rank sleeps."""
         rank = comm.rank
-        if comm.simulated:
+        if isinstance(comm, VirtualComm) and comm.simulated:
             return lambda index, seconds: comm.compute(step_seconds * (self.absent(rank, index) + self.factor(rank, index)))
         return lambda index, seconds: time.sleep(seconds * (self.absent(rank, index) + self.factor(rank, index) - 1))

@@ -10,7 +10,8 @@ import numpy as np
 
 from mpiddl.memory import FlatBuffer
 from mpiddl.models.base import Score, as_score
-from mpiddl.transport.base import IN_PLACE, Comm
+from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from mpiddl.models.base import Score, as_score
 from mpiddl.optim import Optimiser, clip_norm
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
 from mpiddl.training.conditions import Pace
-from mpiddl.transport.base import Comm
+from mpiddl.transport.comm import Comm
 
 Arrays = tuple[np.ndarray, np.ndarray]
 

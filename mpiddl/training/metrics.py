@@ -24,7 +24,9 @@ import numpy as np
 from mpiddl.machine.disk import reading, writing
 from mpiddl.models.base import Score
 from mpiddl.training.link_traffic import Traffic
-from mpiddl.transport.base import MAX, Comm, Meter
+from mpiddl.transport.base import MAX
+from mpiddl.transport.comm import Comm
+from mpiddl.transport.meter import Meter
 
 
 class Split(NamedTuple):

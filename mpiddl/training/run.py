@@ -32,8 +32,8 @@ from mpiddl.training.session import Session, dry_run, open_session, starting_sta
 from mpiddl.training.watch import Watch
 from mpiddl.transport import virtual
 from mpiddl.transport.agree import agreed
-from mpiddl.transport.base import BYTES_BASIS
 from mpiddl.transport.clock_offset import clock_offset
+from mpiddl.transport.meter import BYTES_BASIS
 from mpiddl.transport.mpi import connect, failing_together
 from mpiddl.transport.uncaught import public
 from mpiddl.transport.virtual import Wire
@@ -178,7 +178,7 @@ def _on_workers(link: Any, request: Request, call: Callable[[Any, Request], Any]
 def _train(link: Any, request: Request) -> Result:
     """On the ranks of ``link``. Collective."""
     control = link.Dup()
-    if link.simulated:
+    if isinstance(control, virtual.VirtualComm):
         control.wire = Wire()  # what is said about a run takes none of its time
     with open_session(link, control, request) as session:
         return _run(link, control, session)

@@ -24,7 +24,8 @@ from mpiddl.training.evaluation import evaluate_rows
 from mpiddl.training.job import Job
 from mpiddl.training.loop import Plan, State
 from mpiddl.training.metrics import Metrics, finite
-from mpiddl.transport.base import IN_PLACE, Comm
+from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 DIVERGED = "training has diverged"
 """Text of errors that are caused by the settings of the job, not by the machine."""

@@ -33,7 +33,7 @@ def agreed(comm: Any) -> Iterator[None]:
     known = isinstance(failure, MpiddlError)
     words = str(failure) if known else trace_of(failure) if failure else ""
     outcome = None if failure is None else (_kind(failure) if known else "", words)
-    outcomes = comm.allgather(outcome)
+    outcomes = comm.setup_allgather(outcome)
     if failure is not None and not known:
         failure.ranks = _name_ranks([rank for rank, other in enumerate(outcomes) if other])  # type: ignore[attr-defined]
         raise failure
@@ -64,7 +64,7 @@ def check_equal(comm: Any, what: str, values: Mapping[str, Any]) -> None:
     -------------
     Collective over ``comm``: one all-gather.
     """
-    everyone = comm.allgather(dict(values))
+    everyone = comm.setup_allgather(dict(values))
     for key in everyone[0]:
         odd = [rank for rank, theirs in enumerate(everyone) if theirs.get(key) != everyone[0][key]]
         if odd:

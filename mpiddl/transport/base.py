@@ -1,20 +1,23 @@
-"""What every transport offers, and the meter that counts what a rank sends and how long it is held up.
+"""What a transport must offer, and what it may offer beyond that.
 
-The interface is mpi4py's own, cut down to what strategies use: upper case moves numpy buffers, lower case moves pickled
-objects, arguments come as ``(sendbuf, recvbuf, op)``. A strategy written against it runs on real MPI
-(`mpiddl.transport.mpi`) and on virtual ranks in one process (`mpiddl.transport.virtual`) without a change.
-The one departure: `Probe` returns the envelope instead of filling in a status.
+A transport moves messages between ranks: `Transport`, ten members. `mpiddl.transport.comm.Comm` makes a communicator of any
+transport: it counts bytes and seconds, and handles failures. A transport may also have capabilities, which are base classes
+here: `Collectives` of its own library, `Processes`, and `mpiddl.transport.comm.NodeMemory`. Where a transport has none of them,
+`Comm` does without: collectives are made of messages (`mpiddl.transport.messages`), and each rank is a node of its own.
+
+Transports: MPI (`mpiddl.transport.mpi`), virtual ranks in one process (`mpiddl.transport.virtual`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+from mpiddl.machine import clock
 
 
 class Op(Enum):
@@ -37,6 +40,9 @@ class Special(Enum):
 SUM, MIN, MAX, PROD = Op
 IN_PLACE, ANY_SOURCE, ANY_TAG = Special
 
+COMBINE: dict[Op, np.ufunc] = {SUM: np.add, MIN: np.minimum, MAX: np.maximum, PROD: np.multiply}
+"""numpy's loops run at the speed of memory and give up the interpreter lock. MIN and MAX hand on what is not a number."""
+
 REDUCED = "bhilqBHILQfdgFDG"
 """Type characters of numpy for which MPI has a type with arithmetic: integers, floats and complex numbers."""
 
@@ -44,56 +50,11 @@ PATIENCE = 2000
 """Looks at a flag before the MPI library is given a chance to move messages: about a millisecond."""
 
 
-MOST_SPANS = 100_000
-"""Kept by a meter."""
-
-
 class Envelope(NamedTuple):
     """Who sent a message, and under which tag."""
 
     source: int
     tag: int
-
-
-class Span(NamedTuple):
-    """One synchronising call, in seconds of this rank's clock: when the rank was there with its data, when it began to
-    wait for the result, when it had it."""
-
-    arrived: float
-    entered: float
-    left: float
-
-
-@dataclass
-class Meter:
-    """What this rank sent (payload bytes, messages) and the seconds it spent in communication.
-
-    Collectives leave a `Span` each: which part of it was waiting for the last rank is known only after the ranks have
-    compared their arrivals (`mpiddl.training.metrics`). Point-to-point calls split their seconds at once: until the message was
-    there (waiting), and from then on (moving). What makes communicators, and `patient_barrier`, counts as waiting. Lower-case
-    calls count as seconds, not as bytes.
-    """
-
-    messages: int = 0
-    bytes: int = 0
-    waiting: float = 0.0
-    moving: float = 0.0
-    spans: list[Span] = field(default_factory=list)
-
-    def synchronised(self, arrived: float, entered: float, left: float) -> None:
-        """Note a collective's `Span`; where nobody takes them away, the oldest are forgotten."""
-        if len(self.spans) >= MOST_SPANS:
-            del self.spans[: MOST_SPANS // 2]
-        self.spans.append(Span(arrived, entered, left))
-
-    @property
-    def seconds(self) -> float:
-        """Spent in communication, waiting included, as far as spans are kept."""
-        return self.waiting + self.moving + sum(span.left - span.entered for span in self.spans)
-
-    def sent(self, nbytes: int, messages: int = 1) -> None:
-        self.bytes += int(nbytes)
-        self.messages += messages
 
 
 class Request(Protocol):
@@ -118,114 +79,112 @@ class Shared(Protocol):
     def Free(self) -> None: ...
 
 
-class Comm(Protocol):
-    """The communicator that strategies talk through.
+class Transport(ABC):
+    """Messages between the ranks of one group. Messages of two ranks under one tag arrive in the order in which they were sent.
 
-    Beyond mpi4py's: ``nodes`` says on which node each rank is, ``share`` gives the ranks of one node memory in common,
-    ``kept`` makes, collectively, what lives as long as the communicator, ``progress`` lets the library move messages,
-    ``test_some`` asks the library for several requests at once,
-    ``started`` is what this rank has under way, on whatever communicator: who waits for one thing must move the others on.
-    ``now`` is this rank's clock, in seconds; ``simulated``, whether it only tells what it is told. ``processes``: each rank is
-    one, and not all of them threads that take turns.
-    ``broken``: an exception ended a collective in the middle; ``held`` is one that came before the steps of a collective, which
-    raises it when it is over. Who has called ``kept`` and begins none calls `raise_held`.
+    Attributes
+    ----------
+    rank, size : int
+        This rank, and how many there are.
+    simulated : bool
+        The clock tells simulated time.
+    error : type
+        What an operation raises that is lost. After another exception, of a signal's handler, it can be asked again.
     """
 
     rank: int
     size: int
-    meter: Meter
-    freed: bool
-    broken: bool
-    held: BaseException | None
-    simulated: bool
-    processes: bool
-    started: list[Any]
+    simulated: bool = False
+    error: type[Exception] = OSError
 
-    def now(self) -> float: ...
+    @abstractmethod
+    def isend(self, buf: np.ndarray, dest: int, tag: int) -> Request:
+        """Start to send a contiguous array, which must not be changed before the request is complete."""
 
-    def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None: ...
+    @abstractmethod
+    def irecv(self, buf: np.ndarray, source: Any, tag: Any) -> Request:
+        """Start to receive a message of at most the size of ``buf``. ``source`` and ``tag`` may be ANY_SOURCE, ANY_TAG."""
 
-    def Iallreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> Request: ...
+    @abstractmethod
+    def probe(self, source: Any, tag: Any) -> Envelope:
+        """Wait for a message, without receiving it."""
 
-    def Bcast(self, buf: np.ndarray, root: int = 0) -> None: ...
+    @abstractmethod
+    def iprobe(self, source: Any, tag: Any) -> Envelope | None:
+        """The envelope of a message that has come, if one has."""
 
-    def Barrier(self) -> None: ...
+    @abstractmethod
+    def group(self, ranks: Sequence[int]) -> Transport:
+        """A transport of these ranks of ours, in this order, whose messages never meet those of another one.
 
-    def Send(self, buf: np.ndarray, dest: int, tag: int = 0) -> None: ...
+        Collective over all ranks of this transport. Each names the ranks of its own group, itself among them.
+        """
 
-    def Recv(self, buf: np.ndarray, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> None: ...
+    @abstractmethod
+    def free(self) -> None:
+        """Give back what it has. Collective."""
 
-    def Isend(self, buf: np.ndarray, dest: int, tag: int = 0) -> Request: ...
+    def send(self, buf: np.ndarray, dest: int, tag: int) -> None:
+        self.isend(buf, dest, tag).Wait()
 
-    def Irecv(self, buf: np.ndarray, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Request: ...
+    def recv(self, buf: np.ndarray, source: Any, tag: Any) -> None:
+        self.irecv(buf, source, tag).Wait()
 
-    def Sendrecv(
-        self, sendbuf: np.ndarray, dest: int, sendtag: int, recvbuf: np.ndarray, source: int, recvtag: int
-    ) -> None: ...
+    def now(self) -> float:
+        """This rank's clock, in seconds."""
+        return clock.now()
 
-    def Probe(self, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Envelope: ...
-
-    def Iprobe(self, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Envelope | None: ...
-
-    def allgather(self, obj: Any) -> list[Any]: ...
-
-    def bcast(self, obj: Any, root: int = 0) -> Any: ...
-
-    def nodes(self) -> list[int]: ...
-
-    def share(self, nbytes: int) -> Shared: ...
-
-    def kept(self, key: Any, make: Callable[[], Any]) -> Any: ...
-
-    def progress(self) -> None: ...
-
-    def test_some(self, requests: Sequence[Any]) -> list[bool]: ...
-
-    def patient_barrier(self, pause_s: float = 0.002) -> None: ...
-
-    def check_threads(self) -> None: ...
-
-    def Split(self, color: int, key: int = 0) -> Comm: ...
-
-    def Dup(self) -> Comm: ...
-
-    def Free(self) -> None: ...
-
-    def fail(self, error: BaseException) -> None: ...
+    def library(self) -> str:
+        """Name and version of what moves the messages."""
+        return type(self).__name__
 
 
-@contextmanager
-def booked(comm: Any, phase: str) -> Iterator[None]:
-    """The seconds of a block are ``waiting`` or ``moving``, apart from those that calls inside book themselves."""
-    meter, entered = comm.meter, comm.now()
-    before, spans = meter.waiting + meter.moving, len(meter.spans)
-    try:
-        yield
-    finally:
-        inside = meter.waiting + meter.moving - before + sum(span.left - span.entered for span in meter.spans[spans:])
-        setattr(meter, phase, getattr(meter, phase) + max(comm.now() - entered - inside, 0.0))
+class Collectives(ABC):
+    """Collectives of a transport's own library."""
+
+    @abstractmethod
+    def allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op) -> None: ...
+
+    @abstractmethod
+    def iallreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op) -> Request: ...
+
+    @abstractmethod
+    def bcast(self, buf: np.ndarray, root: int) -> None: ...
+
+    @abstractmethod
+    def barrier(self) -> None: ...
+
+    @abstractmethod
+    def ibarrier(self) -> Request: ...
+
+    @abstractmethod
+    def allgather(self, mine: bytes) -> list[bytes]:
+        """Every rank's bytes, in rank order; their lengths may differ."""
+
+    @abstractmethod
+    def broadcast(self, mine: bytes, root: int) -> bytes:
+        """The root's bytes."""
 
 
-def raise_held(comm: Any) -> None:
-    """Raise what ``comm`` has held back, once; nobody waits for this rank now."""
-    error, comm.held = comm.held, None
-    if error is not None:
-        raise error
+class Processes(ABC):
+    """Ranks that are processes, whose library moves messages inside its calls only.
 
-
-BYTES_BASIS = ("own messages; library collectives by formula, allreduce 2(P-1)/P V, broadcast (P-1)/P V a rank; pickled "
-               "objects are not counted")
-
-
-def allreduce_bytes(size: int, nbytes: int) -> int:
-    """Bytes one rank sends in a bandwidth-optimal all-reduce of ``nbytes``: 2 (P-1)/P of them.
-
-    The MPI library does not say which algorithm it runs; this is the least any algorithm sends
-    (Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002, theorem 1).
+    Attributes
+    ----------
+    threads : bool
+        Several threads of a process may call the library at a time.
     """
-    return 2 * (size - 1) * nbytes // size
 
+    threads: bool
 
-def bcast_bytes(size: int, nbytes: int) -> int:
-    """Bytes one rank sends, on average, in a broadcast: (P-1)/P of the message, since P-1 ranks must receive it."""
-    return (size - 1) * nbytes // size
+    @abstractmethod
+    def progress(self) -> None:
+        """Let the library move messages: those started need not go on by themselves."""
+
+    @abstractmethod
+    def test_some(self, requests: Sequence[Any]) -> tuple[Sequence[int], Exception | None]:
+        """Which of the requests are complete, by one call of the library; and the error with which they ended, if they did."""
+
+    @abstractmethod
+    def end_job(self, error: BaseException, where: str) -> None:
+        """Print ``error``, which this rank alone has met, and end the job. Does not return."""

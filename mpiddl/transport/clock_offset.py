@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpiddl.transport.base import Comm
+from mpiddl.transport.comm import Comm
 
 ROUNDS = 8  # the shortest of eight round trips is near the least there is; more costs start-up time on many ranks
 

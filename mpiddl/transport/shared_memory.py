@@ -97,7 +97,7 @@ class SharedMemory:
             self.freed = True
             self.segments, self.barrier = [], ()
             try:
-                self._comm.raw.Barrier()  # nobody reads any more
+                self._comm.transport.barrier()  # nobody reads any more
             finally:  # what a signal's handler raises comes when the barrier is over
                 if self._own is not None:
                     forget(self._own)
@@ -148,7 +148,7 @@ def _opened_by_all(comm: Any, nbytes: int, pages: int) -> tuple[int, list[int], 
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 failed = error
-        sizes, lengths, paths = zip(*comm.allgather((nbytes, pages, path)), strict=True)
+        sizes, lengths, paths = zip(*comm.setup_allgather((nbytes, pages, path)), strict=True)
         if comm.rank:
             try:
                 file = os.open(paths[0], os.O_RDWR | os.O_CLOEXEC)
@@ -203,7 +203,7 @@ def _together(comm: Any, act: Callable[[], Any], nbytes: int) -> Any:
 
 def _agree(comm: Any, failed: Exception | None, nbytes: int) -> None:
     """A `SharedMemoryError` on all ranks if something has ``failed`` on one of them; ``nbytes`` are wanted in all."""
-    troubles = comm.allgather(None if failed is None else _words(comm, failed, nbytes))
+    troubles = comm.setup_allgather(None if failed is None else _words(comm, failed, nbytes))
     if any(troubles):
         raise SharedMemoryError(f"shared memory: {next(filter(None, troubles))}")
 

@@ -152,7 +152,7 @@ def threads_end_job(link: Any) -> Iterator[None]:
         if link.freed or args.exc_type is SystemExit:
             before(args)
         else:
-            end_job(link.raw, args.exc_value, f" in {args.thread.name if args.thread else 'a thread'}")
+            link.end_job(args.exc_value, f" in {args.thread.name if args.thread else 'a thread'}")
 
     threading.excepthook = ended
     try:

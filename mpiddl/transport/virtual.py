@@ -12,7 +12,6 @@ Cost: a message is one copy; with the switch from rank to rank that it brings, s
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -27,19 +26,19 @@ from mpiddl.memory import aligned_zeros
 from mpiddl.transport.base import (
     ANY_SOURCE,
     ANY_TAG,
+    COMBINE,
     IN_PLACE,
-    SUM,
+    Collectives,
     Envelope,
-    Meter,
     Op,
-    allreduce_bytes,
-    bcast_bytes,
-    booked,
+    Transport,
 )
+from mpiddl.transport.comm import Comm, NodeMemory
+from mpiddl.transport.in_flight import InFlight
+from mpiddl.transport.meter import allreduce_bytes
 from mpiddl.transport.turns import Turns
 
 MOST_ASKED = 10_000  # far more turns than any rank computes between two messages while others wait
-_REDUCE = {"SUM": np.add, "MIN": np.minimum, "MAX": np.maximum, "PROD": np.multiply}
 
 
 class Wire(NamedTuple):
@@ -81,7 +80,11 @@ def run(size: int, program: Callable[[VirtualComm], Any], nodes: Sequence[int] |
     if nodes is not None and len(nodes) != size:
         raise UsageError(f"nodes: got {len(nodes)} numbers, expected one for each of {size} ranks")
     world = _World(size, list(nodes or [0] * size), simulated=wire is not None)
-    return world.run(lambda rank: program(VirtualComm(world, rank, range(size), wire or Wire())))
+
+    def of_rank(rank: int) -> Any:
+        return program(VirtualComm(VirtualTransport(world, rank, range(size), wire or Wire()), InFlight()))
+
+    return world.run(of_rank)
 
 
 @dataclass
@@ -111,190 +114,149 @@ class _World(Turns):
         self.nodes, self.simulated = nodes, simulated
         self.mail: dict[tuple[Any, int], list[_Mail]] = {}
         self.gatherings: dict[tuple[Any, int], _Gathering] = {}
-        self.started: list[list[Any]] = [[] for _ in range(size)]
         self.events = 0  # messages and collective calls so far: while none comes, asking again is of no use
 
 
-class VirtualComm:
-    """The communicator of one virtual rank; made by `run`, duplicated by `Dup`, cut by `Split`.
+class VirtualComm(Comm):
+    """The communicator of one virtual rank; made by `run`."""
 
-    wire : what its messages take; that of the one it was made from, unless told otherwise.
-    """
-
-    def __init__(self, world: _World, rank: int, members: Sequence[int], wire: Wire, context: tuple[Any, ...] = ()):
-        self.rank, self.size, self.wire = rank, len(members), wire
-        self.meter = Meter()
-        self.freed = self.broken = self.processes = False
-        self.held: BaseException | None = None
-        self.started = world.started[members[rank]]
-        self._world, self._members, self._context = world, members, context
-        self._calls = 0  # collectives so far: the n-th call of every rank belongs together
-        self._children = 0
-        self._kept: dict[Any, Any] = {}
+    transport: VirtualTransport
 
     @property
-    def simulated(self) -> bool:
-        """Whether time is."""
-        return self._world.simulated
+    def wire(self) -> Wire:
+        """What its messages take; that of the one it was made from, unless told otherwise."""
+        return self.transport.wire
+
+    @wire.setter
+    def wire(self, wire: Wire) -> None:
+        self.transport.wire = wire
 
     @property
     def clock(self) -> float:
         """Seconds of this rank's simulated clock."""
-        return self._world.clocks[self._members[self.rank]]
-
-    def now(self) -> float:
-        """Seconds of this rank's simulated clock, or of the real one."""
-        return self.clock if self.simulated else now()
+        return self.transport.clock
 
     def compute(self, seconds: float) -> None:
         """Let so much time pass on this rank's clock, while the others go on."""
-        self._world.pass_time(self._members[self.rank], seconds)
+        self.transport.compute(seconds)
 
-    def Allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> None:
-        self.Iallreduce(sendbuf, recvbuf, op).Wait()
 
-    def Iallreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM) -> VirtualRequest:
+class VirtualTransport(Transport, Collectives, NodeMemory):
+    """Messages and collectives of one virtual rank."""
+
+    error = CommError
+
+    def __init__(self, world: _World, rank: int, members: Sequence[int], wire: Wire, context: tuple[Any, ...] = ()):
+        self.rank, self.size, self.wire = rank, len(members), wire
+        self.world, self._members, self._context = world, members, context
+        self.simulated = world.simulated
+        self._calls = 0  # collectives so far: the n-th call of every rank belongs together
+        self._groups = 0
+
+    @property
+    def clock(self) -> float:
+        """Seconds of this rank's simulated clock."""
+        return self.world.clocks[self._members[self.rank]]
+
+    def now(self) -> float:
+        """Seconds of this rank's simulated clock, or of the real one."""
+        return self.clock if self.world.simulated else now()
+
+    def library(self) -> str:
+        return "virtual ranks in one process" + ", in simulated time" * self.world.simulated
+
+    def compute(self, seconds: float) -> None:
+        """Let so much time pass on this rank's clock, while the others go on."""
+        self.world.pass_time(self._members[self.rank], seconds)
+
+    def send(self, buf: np.ndarray, dest: int, tag: int) -> None:
+        self._check_rank("dest", dest)
+        box = self.world.mail.setdefault((self._context, dest), [])
+        before = max((mail.arrival for mail in box if mail.source == self.rank), default=0.0)
+        box.append(_Mail(self.rank, tag, np.array(buf), max(self.clock + self.wire.seconds(buf.nbytes), before)))
+        self.world.events += 1
+
+    def isend(self, buf: np.ndarray, dest: int, tag: int) -> VirtualRequest:
+        self.send(buf, dest, tag)
+        return VirtualRequest(self, lambda: 0.0, "nothing")
+
+    def irecv(self, buf: np.ndarray, source: Any, tag: Any) -> VirtualRequest:
+        what = f"a message from {source} under tag {tag}"
+        return VirtualRequest(self, lambda: self._arrival(source, tag), what, lambda: self._take(buf, source, tag))
+
+    def probe(self, source: Any, tag: Any) -> Envelope:
+        self.block(lambda: self._arrival(source, tag), f"any message from {source} under tag {tag}")
+        mail = self._find(source, tag)
+        assert mail is not None  # block() returned
+        return Envelope(mail.source, mail.tag)
+
+    def iprobe(self, source: Any, tag: Any) -> Envelope | None:
+        """A message that has come by now; the other ranks have their turns first."""
+        self.compute(0.0)
+        mail = self._find(source, tag)
+        return Envelope(mail.source, mail.tag) if mail is not None and mail.arrival <= self.clock else None
+
+    def group(self, ranks: Sequence[int]) -> VirtualTransport:
+        self._groups += 1
+        members = [self._members[rank] for rank in ranks]
+        context = *self._context, self._groups, ranks[0]
+        return VirtualTransport(self.world, ranks.index(self.rank), members, self.wire, context)
+
+    def free(self) -> None:
+        """Nothing to free: the world goes when its last rank returns."""
+
+    def allreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op) -> None:
+        self.iallreduce(sendbuf, recvbuf, op).Wait()
+
+    def iallreduce(self, sendbuf: Any, recvbuf: np.ndarray, op: Op) -> VirtualRequest:
         mine = np.array(recvbuf if sendbuf is IN_PLACE else sendbuf)
         nbytes = allreduce_bytes(self.size, mine.nbytes)
-        self.meter.sent(nbytes)
         gathering = self._bring(mine, lambda parts: _reduce(parts, op), f"an all-reduce ({op.name})", nbytes)
 
         def deliver() -> None:
             recvbuf[...] = gathering.outcome.reshape(recvbuf.shape)
 
-        return VirtualRequest(self, lambda: gathering.since, "an all-reduce", deliver, collective=True)
+        return VirtualRequest(self, lambda: gathering.since, "an all-reduce", deliver)
 
-    def Bcast(self, buf: np.ndarray, root: int = 0) -> None:
+    def bcast(self, buf: np.ndarray, root: int) -> None:
         self._check_rank("root", root)
-        self.meter.sent(bcast_bytes(self.size, buf.nbytes))
-        buf[...] = self._together(np.array(buf), lambda parts: parts[root], f"a broadcast from {root}", buf.nbytes)
+        buf[...] = self._gathered(np.array(buf), lambda parts: parts[root], f"a broadcast from {root}", buf.nbytes)
 
-    def Barrier(self) -> None:
-        self._together(None, lambda parts: None, "a barrier")
+    def barrier(self) -> None:
+        self._gathered(None, lambda parts: None, "a barrier")
 
-    def patient_barrier(self, pause_s: float = 0.002) -> None:
-        request = self.meet()
-        with booked(self, "waiting"):
-            while not request.Test():
-                for started in list(self.started):
-                    started.move_on()
-
-    def allgather(self, obj: Any) -> list[Any]:
-        parts = self._together(pickle.dumps(obj), lambda parts: [parts[rank] for rank in range(self.size)], "allgather")
-        return [pickle.loads(part) for part in parts]
-
-    def bcast(self, obj: Any, root: int = 0) -> Any:
-        return self.allgather(obj if self.rank == root else None)[root]
-
-    def Send(self, buf: np.ndarray, dest: int, tag: int = 0) -> None:
-        self._check_rank("dest", dest)
-        box = self._world.mail.setdefault((self._context, dest), [])
-        before = max((mail.arrival for mail in box if mail.source == self.rank), default=0.0)
-        box.append(_Mail(self.rank, tag, np.array(buf), max(self.clock + self.wire.seconds(buf.nbytes), before)))
-        self._world.events += 1
-        self.meter.sent(buf.nbytes)
-
-    def Isend(self, buf: np.ndarray, dest: int, tag: int = 0) -> VirtualRequest:
-        self.Send(buf, dest, tag)
-        return VirtualRequest(self, lambda: 0.0, "nothing")
-
-    def Irecv(self, buf: np.ndarray, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> VirtualRequest:
-        what = f"a message from {source} under tag {tag}"
-        return VirtualRequest(self, lambda: self._arrival(source, tag), what, lambda: self._take(buf, source, tag))
-
-    def Recv(self, buf: np.ndarray, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> None:
-        self.Irecv(buf, source, tag).Wait()
-
-    def Sendrecv(
-        self, sendbuf: np.ndarray, dest: int, sendtag: int, recvbuf: np.ndarray, source: int, recvtag: int
-    ) -> None:
-        self.Send(sendbuf, dest, sendtag)
-        self.Recv(recvbuf, source, recvtag)
-
-    def Probe(self, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Envelope:
-        with booked(self, "waiting"):
-            self.block(lambda: self._arrival(source, tag), f"any message from {source} under tag {tag}")
-        mail = self._find(source, tag)
-        assert mail is not None  # block() returned
-        return Envelope(mail.source, mail.tag)
-
-    def Iprobe(self, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Envelope | None:
-        """The envelope of a message that has come by now, if one has; the others have their turns first."""
-        self.compute(0.0)
-        mail = self._find(source, tag)
-        return Envelope(mail.source, mail.tag) if mail is not None and mail.arrival <= self.clock else None
-
-    def Dup(self) -> VirtualComm:
-        self._children += 1
-        return VirtualComm(self._world, self.rank, self._members, self.wire, (*self._context, self._children))
-
-    def Split(self, color: int, key: int = 0) -> VirtualComm:
-        self._children += 1
-        with booked(self, "waiting"):
-            parts = self._gathered((color, key), dict, "a split")
-        order = sorted((its_key, rank) for rank, (its_color, its_key) in parts.items() if its_color == color)
-        ranks = [rank for _, rank in order]
-        members = [self._members[rank] for rank in ranks]
-        return VirtualComm(self._world, ranks.index(self.rank), members, self.wire, (*self._context, self._children, color))
-
-    def local_ranks(self) -> VirtualComm:
-        return self.Split(self.nodes()[self.rank])
-
-    def nodes(self) -> list[int]:
-        theirs = [self._world.nodes[member] for member in self._members]
-        return [theirs.index(node) for node in theirs]
-
-    def share(self, nbytes: int) -> VirtualShared:
-        return VirtualShared(self, nbytes)
-
-    def kept(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self._kept or getattr(self._kept[key], "freed", False):
-            with booked(self, "waiting"):  # simulated time passes in its messages only
-                self._kept[key] = make()
-        return self._kept[key]
-
-    def progress(self) -> None:
-        """Messages of virtual ranks are there as soon as they are sent."""
-
-    def library(self) -> str:
-        return "virtual ranks in one process" + ", in simulated time" * self.simulated
-
-    def Free(self) -> None:
-        """Nothing to free: the world goes when its last rank returns."""
-        self.freed = True
-        self._kept.clear()
-
-    def fail(self, error: BaseException) -> None:
-        """Nothing to agree on: `run` ends all ranks with the first failure."""
-
-    def test_some(self, requests: Sequence[Any]) -> list[bool]:
-        """There is no library to be asked: any of them may be complete."""
-        return [True] * len(requests)
-
-    def check_threads(self) -> None:
-        raise CommError("threads: got virtual ranks, expected MPI ranks, which a progress thread needs")
-
-    @property
-    def events(self) -> int:
-        """Messages and collective calls of all ranks so far."""
-        return self._world.events
-
-    def block(self, since: Callable[[], float | None], what: str, asks: bool = False) -> None:
-        """Let other ranks run until ``since()`` is a moment, or if it only ``asks`` for a turn (`Turns.wait`)."""
-        self._world.wait(self._members[self.rank], since, what, asks)
-
-    def meet(self) -> VirtualRequest:
-        """A barrier that need not be waited for."""
+    def ibarrier(self) -> VirtualRequest:
         gathering = self._bring(None, lambda parts: None, "a meeting")
         return VirtualRequest(self, lambda: gathering.since, "a meeting")
 
+    def allgather(self, mine: bytes) -> list[bytes]:
+        return self._everyone(mine, "allgather")
+
+    def broadcast(self, mine: bytes, root: int) -> bytes:
+        self._check_rank("root", root)
+        return self._everyone(mine, f"a broadcast from {root}")[root]
+
+    def nodes(self) -> list[int]:
+        theirs = [self.world.nodes[member] for member in self._members]
+        return [theirs.index(node) for node in theirs]
+
+    def share(self, comm: Comm, nbytes: int) -> VirtualShared:
+        return VirtualShared(self, nbytes)
+
+    def block(self, since: Callable[[], float | None], what: str, asks: bool = False) -> None:
+        """Let other ranks run until ``since()`` is a moment, or if it only ``asks`` for a turn (`Turns.wait`)."""
+        self.world.wait(self._members[self.rank], since, what, asks)
+
     def exchanged(self, mine: np.ndarray) -> list[np.ndarray]:
         """Every rank's array itself, no copy of it."""
-        parts = self._gathered(mine, dict, "an exchange of memory")
+        return self._everyone(mine, "an exchange of memory")
+
+    def _everyone(self, mine: Any, what: str) -> list[Any]:
+        parts = self._gathered(mine, dict, what)
         return [parts[rank] for rank in range(self.size)]
 
     def _inbox(self) -> list[_Mail]:
-        return self._world.mail.setdefault((self._context, self.rank), [])
+        return self.world.mail.setdefault((self._context, self.rank), [])
 
     def _find(self, source: Any, tag: Any) -> _Mail | None:
         """What arrives first."""
@@ -327,26 +289,19 @@ class VirtualComm:
         """
         key = (self._context, self._calls)
         self._calls += 1
-        gathering = self._world.gatherings.setdefault(key, _Gathering(what))
+        gathering = self.world.gatherings.setdefault(key, _Gathering(what))
         if gathering.what != what:
             raise CommError(f"collective calls do not match: rank {self.rank} calls {what}, other ranks call {gathering.what}")
-        self._world.events += 1
+        self.world.events += 1
         gathering.brought[self.rank] = mine
         if len(gathering.brought) == self.size:
             gathering.outcome = combine(gathering.brought)
             gathering.since = self.clock + self.wire.seconds(nbytes)
-            del self._world.gatherings[key]
+            del self.world.gatherings[key]
         return gathering
 
-    def _together(self, mine: Any, combine: Callable[[dict[int, Any]], Any], what: str, nbytes: int = 0) -> Any:
-        """A collective call that waits."""
-        entered = self.now()
-        outcome = self._gathered(mine, combine, what, nbytes)
-        self.meter.synchronised(entered, entered, self.now())
-        return outcome
-
     def _gathered(self, mine: Any, combine: Callable[[dict[int, Any]], Any], what: str, nbytes: int = 0) -> Any:
-        """The same; its seconds are the caller's."""
+        """A collective call that waits."""
         gathering = self._bring(mine, combine, what, nbytes)
         self.block(lambda: gathering.since, what)
         return gathering.outcome
@@ -355,13 +310,13 @@ class VirtualComm:
 class VirtualShared:
     """Memory of one virtual node: virtual ranks see each other's arrays as they are."""
 
-    def __init__(self, comm: VirtualComm, nbytes: int):
-        self._comm = comm.Dup()
-        self.segments = self._comm.exchanged(aligned_zeros(nbytes, np.uint8))
+    def __init__(self, transport: VirtualTransport, nbytes: int):
+        self._transport = transport.group(range(transport.size))
+        self.segments = self._transport.exchanged(aligned_zeros(nbytes, np.uint8))
         self.barrier = ()
 
     def meet(self) -> VirtualRequest:
-        return self._comm.meet()
+        return self._transport.ibarrier()
 
     def Free(self) -> None:
         self.segments = []
@@ -370,45 +325,39 @@ class VirtualShared:
 class VirtualRequest:
     """A started operation of a virtual rank; ``since()`` is the moment from which it is complete, None if nobody knows yet."""
 
-    def __init__(self, comm: VirtualComm, since: Callable[[], float | None], what: str,
-                 deliver: Callable[[], None] | None = None, collective: bool = False):
-        self._comm, self._since, self._what, self._deliver, self._collective = comm, since, what, deliver, collective
-        self._began, self._done = comm.now(), False
-        self._asked, self._events = 0, 0
+    def __init__(self, transport: VirtualTransport, since: Callable[[], float | None], what: str,
+                 deliver: Callable[[], None] | None = None):
+        self._transport, self._since, self._what, self._deliver = transport, since, what, deliver
+        self._done, self._asked, self._events = False, 0, 0
 
     def Wait(self) -> None:
         if not self._done:
-            entered = self._comm.now()
-            self._comm.block(self._since, self._what)
-            self._finish(entered)
+            self._transport.block(self._since, self._what)
+            self._finish()
 
     def Test(self) -> bool:
         if not self._done:
-            with booked(self._comm, "waiting"):
-                self._comm.block(self._since, "its next turn", asks=True)
+            self._transport.block(self._since, "its next turn", asks=True)
             since = self._since()
-            if since is not None and since <= self._comm.clock:
-                self._finish(self._comm.now())
+            if since is not None and since <= self._transport.clock:
+                self._finish()
             else:
                 self._be_patient()
         return self._done
 
     def _be_patient(self) -> None:
         """A rank that asks and asks while nothing happens anywhere is deadlocked, too."""
-        events = self._comm.events
+        events = self._transport.world.events
         self._asked = self._asked + 1 if events == self._events else 0
         self._events = events
         if self._asked > MOST_ASKED:
-            raise CommError(f"virtual ranks are deadlocked: rank {self._comm.rank} waits for {self._what}, which no rank sends")
+            raise CommError(f"virtual ranks are deadlocked: rank {self._transport.rank} waits for {self._what}, which no rank "
+                            "sends")
 
-    def _finish(self, entered: float) -> None:
+    def _finish(self) -> None:
         if self._deliver is not None:
             self._deliver()
-        self._done, left = True, self._comm.now()
-        if self._collective:
-            self._comm.meter.synchronised(self._began, entered, left)
-        else:
-            self._comm.meter.waiting += left - entered
+        self._done = True
 
 
 def _reduce(parts: dict[int, np.ndarray], op: Op) -> np.ndarray:
@@ -420,5 +369,5 @@ def _reduce(parts: dict[int, np.ndarray], op: Op) -> np.ndarray:
                 f"all-reduce: rank {rank} passed shape {parts[rank].shape} of {parts[rank].dtype}, "
                 f"rank 0 passed shape {total.shape} of {total.dtype}; expected the same shape and dtype"
             )
-        _REDUCE[op.name](total, parts[rank], out=total)
+        COMBINE[op](total, parts[rank], out=total)
     return total

@@ -146,8 +146,8 @@ def chooser(comm: Any, path: Path | None, asked_for: bool = False) -> Chooser:
     Collective: two broadcasts, at the first time on ``comm`` its neighbours.
     """
     topology, reads = neighbours(comm).topology, readable(comm)
-    place = comm.bcast(place_of(comm, topology) if comm.rank == 0 else None)
-    table, source, unused = comm.bcast(_read(path, place, asked_for) if comm.rank == 0 else None)
+    place = comm.setup_allgather(place_of(comm, topology) if comm.rank == 0 else None)[0]
+    table, source, unused = comm.setup_allgather(_read(path, place, asked_for) if comm.rank == 0 else None)[0]
     return Chooser(topology, place, table, source, unused=unused, reads=reads)
 
 

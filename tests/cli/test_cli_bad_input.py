@@ -233,9 +233,9 @@ def test_a_full_disk_ends_the_run_and_keeps_the_earlier_checkpoint(command, tmp_
 
 
 LONE = """
-import sys, numpy as np, mpiddl, mpiddl.transport.mpi
+import sys, numpy as np, mpiddl, mpiddl.transport.comm
 from mpi4py import MPI
-mpiddl.transport.mpi.GRACE_S = 0.1  # the others do not fail
+mpiddl.transport.comm.GRACE_S = 0.1  # the others do not fail
 
 class Failing(mpiddl.MLP):
     def gradient(self, params, x, y, grad, **options):

@@ -9,10 +9,9 @@ from harness.reductions import ALGORITHMS, LAYOUTS, OPS, REAL, fold, given, leng
 from mpiddl.collectives import allreduce, allreduce_ring
 from mpiddl.collectives import allreduce_doubling as doubling
 from mpiddl.collectives.allreduce_two_step import allreduce_two_step, staged
-from mpiddl.collectives.base import COMBINE
 from mpiddl.collectives.wire import wire
 from mpiddl.transport import virtual
-from mpiddl.transport.base import IN_PLACE, MAX, REDUCED, SUM
+from mpiddl.transport.base import COMBINE, IN_PLACE, MAX, REDUCED, SUM
 
 pytestmark = pytest.mark.no_mpi
 

@@ -183,8 +183,8 @@ def test_a_freed_communicator(link):
 
 
 def test_a_library_that_takes_no_calls_from_threads_is_told(link, monkeypatch):
-    single = {"Query_thread": lambda: 1, "THREAD_MULTIPLE": 3, "Get_library_version": lambda: "Serial 1.0"}
-    monkeypatch.setattr(link, "_mpi", type("Single", (), single))
+    monkeypatch.setattr(link.transport, "threads", False)
+    monkeypatch.setattr(link.transport, "library", lambda: "Serial 1.0")
     with pytest.raises(CommError, match=r"threads: Serial 1\.0 was started without MPI_THREAD_MULTIPLE"), progress(link):
         pass
     monkeypatch.undo()

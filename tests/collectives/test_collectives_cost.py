@@ -155,7 +155,7 @@ def test_many_that_wait_for_each_other_are_asked_once_each():
 
 @pytest.mark.parametrize(("library", "ring", "chain"), [("Open MPI v5.0.11", 30, 18), ("MPICH Version: 5.0.2", 12, 8)])
 def test_segments_are_as_long_as_the_library_likes_them(library, ring, chain, monkeypatch):
-    monkeypatch.setattr(virtual.VirtualComm, "library", lambda _: library)
+    monkeypatch.setattr(virtual.VirtualTransport, "library", lambda _: library)
     data = np.zeros(1 << 18, "f")
 
     def program(comm):

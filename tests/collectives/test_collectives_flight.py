@@ -20,7 +20,7 @@ from mpiddl.errors import CommError
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, MAX, SUM
 from mpiddl.transport.start import load_mpi
-from mpiddl.transport.virtual import VirtualComm, VirtualRequest
+from mpiddl.transport.virtual import VirtualRequest, VirtualTransport
 
 pytestmark = pytest.mark.no_mpi
 
@@ -32,18 +32,18 @@ def staying(monkeypatch):
     """A message leaves the sender's buffer no sooner than the receiver has asked for it: what MPI may do with long ones."""
     mail = {}
 
-    def Isend(self, buf, dest, tag=0):
+    def isend(self, buf, dest, tag):
         sent, asked, done = mail.setdefault((self._context, self.rank, dest, tag), ([], [], [0]))
         sent.append(buf)
-        self._world.events += 1
+        self.world.events += 1
         number = len(sent)
         since = lambda: once(len(asked) >= number)  # noqa: E731
         return VirtualRequest(self, since, f"{dest} to ask", lambda: carry(sent, asked, done, number))
 
-    def Irecv(self, buf, source, tag):
+    def irecv(self, buf, source, tag):
         sent, asked, done = mail.setdefault((self._context, source, self.rank, tag), ([], [], [0]))
         asked.append(buf)
-        self._world.events += 1
+        self.world.events += 1
         number = len(asked)
         since = lambda: once(len(sent) >= number)  # noqa: E731
         return VirtualRequest(self, since, f"word of {source}", lambda: carry(sent, asked, done, number))
@@ -57,14 +57,14 @@ def staying(monkeypatch):
             asked[turn].reshape(-1)[...] = sent[turn].reshape(-1)
         done[0] = max(done[0], number)
 
-    monkeypatch.setattr(VirtualComm, "Isend", Isend)
-    monkeypatch.setattr(VirtualComm, "Irecv", Irecv)
+    monkeypatch.setattr(VirtualTransport, "isend", isend)
+    monkeypatch.setattr(VirtualTransport, "irecv", irecv)
 
 
 def be_late(comm, late):
     """The others have had many turns before this rank comes."""
     for _ in range(200 if comm.rank == late else 0):
-        comm.block(lambda: 0.0, "its next turn")
+        comm.transport.block(lambda: 0.0, "its next turn")
 
 
 def start_all(comm, round_number=0):

@@ -174,7 +174,7 @@ def test_nobody_leaves_a_barrier_before_the_last_has_come():
         def program(comm, last=last, come=come):
             for turn in range(3):
                 for _ in range(100 if comm.rank == last else 0):
-                    comm.block(lambda: 0.0, "its next turn")
+                    comm.transport.block(lambda: 0.0, "its next turn")
                 come.add((turn, comm.rank))
                 barrier(comm)
                 assert {(turn, rank) for rank in range(comm.size)} <= come

@@ -138,6 +138,7 @@ def test_many_segments_and_pieces_of_real_ranks(link, layout):
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_a_rank_sends_what_the_ring_sends(size):
     def program(comm):
+        allreduce(comm, IN_PLACE, np.ones(24 * size), algorithm="tree")  # which sets it up
         before = comm.meter.bytes, comm.meter.messages
         allreduce(comm, IN_PLACE, np.ones(24 * size), algorithm="tree")
         return comm.meter.bytes - before[0], comm.meter.messages - before[1]

@@ -14,7 +14,8 @@ import pytest
 from mpiddl.collectives import TwoStep, calls
 from mpiddl.errors import CommError
 from mpiddl.node.topology import neighbours
-from mpiddl.transport.mpi import MpiComm, MpiRequest, connected, failing_together
+from mpiddl.transport.comm import CommRequest
+from mpiddl.transport.mpi import MpiComm, connected, failing_together
 from mpiddl.transport.shared_memory import KernelRequest
 from mpiddl.transport.start import load_mpi
 
@@ -25,7 +26,7 @@ class Rung(Exception):
     """What a program's signal handler raises."""
 
 
-WAITS = (MpiComm, "wait"), (MpiComm, "progress"), (MpiRequest, "Wait"), (KernelRequest, "Wait")
+WAITS = (MpiComm, "wait"), (MpiComm, "progress"), (CommRequest, "Wait"), (KernelRequest, "Wait")
 """Where a rank waits for others in the middle of a call, or looks again and again."""
 
 

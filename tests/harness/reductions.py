@@ -7,8 +7,7 @@ import functools
 import numpy as np
 
 from mpiddl.collectives import calls
-from mpiddl.collectives.base import COMBINE
-from mpiddl.transport.base import MAX, MIN, PROD, SUM
+from mpiddl.transport.base import COMBINE, MAX, MIN, PROD, SUM
 
 ALGORITHMS = ["auto", *calls.ALLREDUCE]
 OPS = [SUM, MIN, MAX, PROD]

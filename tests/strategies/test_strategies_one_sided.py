@@ -58,7 +58,7 @@ def pushed(comm, rule, value, size, steps, meet=0):
         seen.append(replica.params.copy())
         if combined.meet:
             met += 1
-            assert len(set(comm.allgather(replica.params.tobytes()))) == 1
+            assert len(set(comm.setup_allgather(replica.params.tobytes()))) == 1
     strategy.finish(comm, state, replica)
     return np.reshape(seen, (-1, size)), replica.params, strategy.figures(comm, state, replica)["staleness"], met
 

@@ -208,7 +208,7 @@ def test_the_others_take_over_the_steps_of_one_that_has_gone(strategy):
     assert first.summary["staleness"]["pushes"] == (6 - servers) * first.summary["steps"]
     sent = [split["messages"] for split in first.summary["per_rank"]]
     push = servers * (1 + (strategy == "ddc-asgd"))  # the gradient, and sums over its layers; a few come after the last push
-    assert 0 <= sent[2] - 7 * push < 5 and 0 <= sent[0] - 20 * push < 5 and sent[1] > 40 * push
+    assert 0 <= sent[2] - 7 * push < 8 and 0 <= sent[0] - 20 * push < 8 and sent[1] > 40 * push
 
 
 @pytest.mark.mpi(min_size=3)

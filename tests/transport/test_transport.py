@@ -11,8 +11,9 @@ from mpiddl.machine.clock import now
 from mpiddl.testbed.rights import TestbedError
 from mpiddl.transport import virtual
 from mpiddl.transport.agree import agreed, check_equal
-from mpiddl.transport.base import ANY_SOURCE, IN_PLACE, MAX, MIN, PROD, SUM, allreduce_bytes
+from mpiddl.transport.base import ANY_SOURCE, IN_PLACE, MAX, MIN, PROD, SUM
 from mpiddl.transport.clock_offset import clock_offset
+from mpiddl.transport.meter import allreduce_bytes
 from mpiddl.transport.mpi import MpiComm, connect, connected
 
 
@@ -203,11 +204,10 @@ def test_waiting_is_what_the_last_rank_makes_the_others_wait(link, monkeypatch):
 
     time, over = [0.0], MpiComm._synchronised
 
-    def synchronised(comm, arrived, entered):
+    def synchronised(comm, entered):
         time[0] = max(comm.raw.allgather(time[0]))
-        over(comm, arrived, entered)
+        over(comm, entered)
 
-    monkeypatch.setattr("mpiddl.transport.mpi.now", lambda: time[0])
     monkeypatch.setattr(MpiComm, "now", staticmethod(lambda: time[0]))
     monkeypatch.setattr(MpiComm, "_synchronised", synchronised)
     metrics = Metrics(link.Dup(), link.meter, 0.0, Lines(None), lockstep=True)

@@ -119,7 +119,7 @@ def test_an_exception_as_it_is_freed_leaves_no_memory(link, monkeypatch):
     """Of a signal's handler: it comes when the barrier is over."""
 
     class Interrupted:
-        def Barrier(self, whole=link.raw):
+        def barrier(self, whole=link.raw):
             whole.Barrier()
             raise KeyboardInterrupt
 
@@ -128,7 +128,7 @@ def test_an_exception_as_it_is_freed_leaves_no_memory(link, monkeypatch):
     kept = memory.segments[link.rank]
     link.Barrier()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(link, "raw", Interrupted())
+        patch.setattr(link, "transport", Interrupted())
         memory.Free()
     assert not kept.any()
     memory.Free()

@@ -41,7 +41,8 @@ from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.gossip.graphs import PULL, PUSH, SYMMETRIC
 from mpiddl.strategies.gossip.mailbox import Letter, Mailbox
 from mpiddl.strategies.periodic.averages import average, own_rate
-from mpiddl.transport.base import Comm, booked
+from mpiddl.transport.comm import Comm
+from mpiddl.transport.meter import booked
 
 ASK, ANSWER, WEIGHT, HERE, ALL, NONE, DONE = range(1, 8)
 """Tags. ASK and ANSWER: an exchange; WEIGHT: the weight of the asking rank. To rank 0: HERE, this rank waits for a meeting;

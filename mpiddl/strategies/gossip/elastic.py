@@ -22,7 +22,8 @@ from mpiddl.strategies.gossip.asynchronous import OWN_PACE, TOGETHER, WHOLE, che
 from mpiddl.strategies.gossip.elastic_asynchronous import ElasticOwnPace
 from mpiddl.strategies.gossip.graphs import SYMMETRIC
 from mpiddl.strategies.periodic.averages import own_update, trainers
-from mpiddl.transport.base import IN_PLACE, Comm
+from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 BETA = 0.9
 """The default alpha is this divided by the number of ranks."""

@@ -17,7 +17,8 @@ from mpiddl.strategies.base import Replica, Step
 from mpiddl.strategies.gossip.asynchronous import WHOLE
 from mpiddl.strategies.gossip.elastic import Elastic
 from mpiddl.strategies.gossip.triggers import CHANGE, FIXED, Trigger
-from mpiddl.transport.base import IN_PLACE, MAX, Comm
+from mpiddl.transport.base import IN_PLACE, MAX
+from mpiddl.transport.comm import Comm
 
 
 @dataclass(frozen=True, repr=False)

@@ -17,7 +17,7 @@ import numpy as np
 
 from mpiddl.strategies.gossip.asynchronous import ANSWER, OwnPace, Rounds
 from mpiddl.strategies.gossip.mailbox import Letter
-from mpiddl.transport.base import Comm
+from mpiddl.transport.comm import Comm
 
 
 class Centred(Rounds):

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpiddl.strategies.gossip.graphs import Hood
 from mpiddl.strategies.periodic.averages import average
-from mpiddl.transport.base import Comm
+from mpiddl.transport.comm import Comm
 
 MIXED, TOLD = 1, 2
 """Tags."""

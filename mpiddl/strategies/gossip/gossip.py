@@ -48,7 +48,7 @@ from mpiddl.strategies.gossip.quantised_average import (
 )
 from mpiddl.strategies.periodic.averages import average, own_update, trainers
 from mpiddl.strategies.periodic.slow_momentum import check_outer, slow_begin, slow_end, slow_state
-from mpiddl.transport.base import Comm
+from mpiddl.transport.comm import Comm
 
 OWN, AVERAGE = MOMENTUM = "own", "average"
 

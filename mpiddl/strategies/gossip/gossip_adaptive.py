@@ -26,7 +26,8 @@ from mpiddl.strategies.gossip.gossip import Gossip
 from mpiddl.strategies.gossip.graphs import PULL, PUSH, Hood, everybody
 from mpiddl.strategies.gossip.triggers import CHANGE, FIXED, Trigger
 from mpiddl.strategies.periodic.averages import average
-from mpiddl.transport.base import IN_PLACE, MAX, Comm
+from mpiddl.transport.base import IN_PLACE, MAX
+from mpiddl.transport.comm import Comm
 
 
 @dataclass(frozen=True, repr=False)

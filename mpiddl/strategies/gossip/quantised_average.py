@@ -19,7 +19,7 @@ import numpy as np
 from mpiddl.collectives.mean_quantised import Message, mean_quantised, owned
 from mpiddl.errors import UsageError
 from mpiddl.transport.agree import check_equal
-from mpiddl.transport.base import Comm
+from mpiddl.transport.comm import Comm
 
 BITS = 8, 4, 2
 """Those of `mpiddl.kernels.quantise.MIDDLES`, without loading it."""

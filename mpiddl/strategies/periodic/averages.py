@@ -16,7 +16,8 @@ import numpy as np
 from mpiddl.errors import UsageError
 from mpiddl.strategies.base import Combined, Replica, Step
 from mpiddl.strategies.periodic.sums_in_flight import Late, late
-from mpiddl.transport.base import IN_PLACE, Comm
+from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 
 @dataclass(frozen=True)

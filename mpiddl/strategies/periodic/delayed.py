@@ -24,7 +24,8 @@ from mpiddl.errors import UsageError
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.periodic.lookahead import ahead
 from mpiddl.strategies.periodic.sums_in_flight import Late, late
-from mpiddl.transport.base import IN_PLACE, Comm
+from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 
 @dataclass(frozen=True)

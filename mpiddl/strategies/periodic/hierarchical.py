@@ -21,7 +21,9 @@ from mpiddl.collectives import allreduce
 from mpiddl.node.topology import neighbours
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.periodic.averages import Averages, average, holds_rows, own_rate, own_update, trainers
-from mpiddl.transport.base import IN_PLACE, Comm, booked
+from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
+from mpiddl.transport.meter import booked
 
 
 @dataclass(frozen=True)

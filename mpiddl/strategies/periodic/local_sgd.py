@@ -22,7 +22,8 @@ from mpiddl.errors import UsageError
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy, brief
 from mpiddl.strategies.periodic.averages import Averages, average, own_update, trainers
 from mpiddl.strategies.periodic.slow_momentum import check_outer, slow_state, slow_step
-from mpiddl.transport.base import IN_PLACE, Comm
+from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 MOMENTUM = ("own", "average", "reset")
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from mpiddl.strategies.base import Replica
-from mpiddl.transport.base import Comm
+from mpiddl.transport.comm import Comm
 
 
 class Ahead:

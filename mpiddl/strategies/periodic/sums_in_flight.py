@@ -13,7 +13,9 @@ from mpiddl.collectives import iallreduce
 from mpiddl.memory import aligned_zeros
 from mpiddl.strategies.base import Pending
 from mpiddl.strategies.mover import Mover
-from mpiddl.transport.base import IN_PLACE, Comm, booked
+from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
+from mpiddl.transport.meter import booked
 
 
 class Late:

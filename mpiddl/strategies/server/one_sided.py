@@ -29,7 +29,9 @@ from mpiddl.layout import rank_shards
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
 from mpiddl.strategies.server.push import staleness
 from mpiddl.strategies.server.shards import Store
-from mpiddl.transport.base import IN_PLACE, Comm, booked
+from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
+from mpiddl.transport.meter import booked
 
 STORE = "parameter server"
 
@@ -88,7 +90,7 @@ class OneSided(Strategy):
             comm.patient_barrier()
         store.count()
         delays: dict[str, int] = {}
-        for theirs in comm.allgather(state["delays"]):
+        for theirs in comm.setup_allgather(state["delays"]):
             for delay, count in theirs.items():
                 delays[delay] = delays.get(delay, 0) + count
         state["delays"], state["serves"], state["moments"] = delays, None, self._moments(comm, store, state, replica)

@@ -37,14 +37,14 @@ def trouble(comm: Any) -> str:
         return "virtual ranks take turns"
     near = neighbours(comm)
     _compile(near.local)
-    found = next(filter(None, comm.allgather(_on_node(near.local))), "")
+    found = next(filter(None, comm.setup_allgather(_on_node(near.local))), "")
     if found or len(near.topology.nodes) == 1:
         return found
     try:
         comm.check_threads()
     except CommError as error:
         return str(error)
-    return next(filter(None, comm.allgather(_between_nodes(comm))), "")
+    return next(filter(None, comm.setup_allgather(_between_nodes(comm))), "")
 
 
 def _compile(local: Any) -> None:

@@ -14,7 +14,7 @@ from mpiddl.strategies.base import Replica
 from mpiddl.strategies.server.push_ledger import Ledger
 from mpiddl.strategies.server.remote_shard import Desk, Line, RemoteLedger, RemoteShard
 from mpiddl.strategies.server.shard import MOMENT, Shard
-from mpiddl.transport.base import booked
+from mpiddl.transport.meter import booked
 
 PAUSE_S = 0.001
 """Seconds between two polls of a worker that waits for a meeting."""

@@ -37,7 +37,7 @@ from mpiddl.strategies.server.one_sided import OneSided
 from mpiddl.strategies.server.one_sided_check import trouble
 from mpiddl.strategies.server.push import Push, layers_of, staleness
 from mpiddl.strategies.server.staleness_bound import going
-from mpiddl.transport.base import Comm
+from mpiddl.transport.comm import Comm
 
 PUSH, PULL, MEET, STOP, DONE, ALL, NONE, SUMS = range(1, 9)
 """Tags. From workers: PUSH, a gradient; SUMS, before it, the result of `layer_sums`; DONE, the worker leaves. To workers: PULL,

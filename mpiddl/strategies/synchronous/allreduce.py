@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
-from mpiddl.transport.base import IN_PLACE, Comm
+from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.mover import Mover
 from mpiddl.strategies.synchronous.auto_choice import Choice, choose
 from mpiddl.strategies.synchronous.overlap_measured import Hidden
-from mpiddl.transport.base import IN_PLACE, Comm, booked
+from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
+from mpiddl.transport.meter import booked
 from mpiddl.tuning.rule import LIBRARY
 
 

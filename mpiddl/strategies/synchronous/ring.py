@@ -17,7 +17,8 @@ import numpy as np
 from mpiddl.collectives import allreduce, iallreduce
 from mpiddl.errors import UsageError
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
-from mpiddl.transport.base import IN_PLACE, Comm
+from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from mpiddl.collectives import TreeSum
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
-from mpiddl.transport.base import Comm
+from mpiddl.transport.comm import Comm
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 from mpiddl.collectives import TwoStep as Reduction
 from mpiddl.errors import UsageError
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
-from mpiddl.transport.base import Comm
+from mpiddl.transport.comm import Comm
 
 FORMS = ("slices", "leader")
 
