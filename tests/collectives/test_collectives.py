@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from harness import queue_transport
 from harness.reductions import ALGORITHMS, LAYOUTS, OPS, REAL, fold, given, lengths, ops, placed, real_nodes, rough
 
 from mpiddl.collectives import allreduce, allreduce_ring
@@ -41,6 +42,19 @@ def test_every_length_on_every_layout(layout, algorithm):
 def test_every_dtype(layout, algorithm):
     nodes = LAYOUTS[layout]
     virtual.run(len(nodes), lambda comm: check_calls(comm, algorithm, REDUCED, [comm.size + 1]), nodes)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_a_transport_that_only_moves_messages(size, algorithm):
+    def program(comm):
+        check_calls(comm, algorithm, "l", lengths(size), [SUM])
+        check_calls(comm, algorithm, REDUCED, [size + 1])
+        check_bits(comm, algorithm)
+        if algorithm in SMALL:
+            check_small(comm, algorithm)
+
+    queue_transport.run(size, program)
 
 
 @pytest.mark.mpi

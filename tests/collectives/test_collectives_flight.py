@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from harness import queue_transport
 from harness.reductions import ALGORITHMS, LAYOUTS, REAL, fold, given, placed
 
 from mpiddl import collectives
@@ -124,6 +125,12 @@ def check_flight(comm, order, how="Wait", late=None):
 def test_all_at_once(layout, order, how):
     nodes = LAYOUTS[layout]
     virtual.run(len(nodes), lambda comm: check_flight(comm, order, how), nodes)
+
+
+@pytest.mark.parametrize(("order", "how"), WAYS)
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_all_at_once_on_a_transport_that_only_moves_messages(size, order, how):
+    queue_transport.run(size, lambda comm: check_flight(comm, order, how))
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from harness import queue_transport
 from harness.reductions import LAYOUTS, REAL, fold, given, lengths, ops, placed
 
 from mpiddl.collectives import allgather, barrier, broadcast, calls, reduce, reduce_scatter, ring
@@ -86,6 +87,13 @@ def test_virtual_ranks(layout, check):
 @pytest.mark.parametrize("check", CHECKS)
 def test_every_dtype(check):
     virtual.run(3, lambda comm: CHECKS[check](comm, REDUCED, [5]))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_a_transport_that_only_moves_messages(size, check):
+    queue_transport.run(size, lambda comm: CHECKS[check](comm, "l", lengths(size)))
+    queue_transport.run(size, lambda comm: CHECKS[check](comm, "fF", [5]))
 
 
 @pytest.mark.mpi

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from harness import queue_transport
 from harness.reductions import LAYOUTS, REAL, given, placed, rough, serial
 
 from mpiddl.collectives import TreeSum, allreduce
@@ -73,6 +74,11 @@ def test_the_serial_tree_on_any_nodes(layout):
 def test_the_serial_tree_of_every_dtype(size, apart):
     nodes = list(range(size)) if apart else None
     virtual.run(size, lambda comm: [check(comm, dtype, [1, size + 1, 100], plans=False) for dtype in REDUCED], nodes)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_the_serial_tree_on_a_transport_that_only_moves_messages(size):
+    queue_transport.run(size, lambda comm: check(comm, "f", lengths(size)))
 
 
 @pytest.mark.mpi

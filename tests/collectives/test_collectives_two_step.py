@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import queue_transport
 from harness.reductions import LAYOUTS, OPS, REAL, fold, given, placed, rough
 
 from mpiddl.collectives import TreeSum, TwoStep, allreduce
@@ -46,6 +47,12 @@ def check_plan(comm, form, dtype, sizes=SIZES):
 def test_input_and_result(layout, form):
     nodes = LAYOUTS[layout]
     virtual.run(len(nodes), lambda comm: check_plan(comm, form, "l", [0, 1, comm.size, 300]), nodes)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_input_and_result_on_a_transport_that_only_moves_messages(size, form):
+    queue_transport.run(size, lambda comm: check_plan(comm, form, "l", [0, 1, size, 300]))
 
 
 @pytest.mark.mpi
