@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.training.run import train
-from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.mpi import MpiComm, connect, failing_together
 
 
 def run(env: Any, data: str, hidden: tuple[int, ...], steps: int, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def run(env: Any, data: str, hidden: tuple[int, ...], steps: int, dtypes: tuple[
     return rows
 
 
-def _rows(link: Any, data: str, hidden: tuple[int, ...], steps: int, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:
+def _rows(link: MpiComm, data: str, hidden: tuple[int, ...], steps: int, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:
     world = link.raw
     sizes = sorted({1 << n for n in range(world.size.bit_length())} & set(range(world.size + 1)) | {world.size})
     job = {"hidden": hidden, "max_steps": steps, "epochs": 1_000_000, "schedule": "constant", "quiet": True}
@@ -39,7 +39,7 @@ def _rows(link: Any, data: str, hidden: tuple[int, ...], steps: int, dtypes: tup
     return rows
 
 
-def _on(link: Any, size: int, data: str, job: dict[str, Any]) -> tuple[np.ndarray, bool, float]:
+def _on(link: MpiComm, size: int, data: str, job: dict[str, Any]) -> tuple[np.ndarray, bool, float]:
     """Weights after the job on the first ``size`` ranks, whether a rerun repeats them, and its seconds; on rank 0."""
     part = link.raw.Split(link.rank < size, link.rank)
     found = (np.empty(0), False, 0.0)

@@ -23,11 +23,11 @@ from mpiddl.collectives import TwoStep, calls
 from mpiddl.collectives.base import block_bounds, flat
 from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError, UsageError
-from mpiddl.node.topology import neighbours
+from mpiddl.node.topology import Neighbours, neighbours
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.study.limits import HEADERS, free_memory, memory_limit, wire_limit
 from mpiddl.testbed.plan import read_rate
-from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.mpi import MpiComm, connect, failing_together
 
 SIZES = (16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20)
 COPIES = 8  # arrays of a rank at most: inputs, results, those of the limit, the library's own
@@ -81,7 +81,7 @@ def _dtype(name: str) -> np.dtype:
     return kind
 
 
-def check_memory(comm: Any, size: int) -> None:
+def check_memory(comm: MpiComm, size: int) -> None:
     """Refuse sizes that would have the kernel kill somebody."""
     free = free_memory()
     local = neighbours(comm).local.size
@@ -92,7 +92,7 @@ def check_memory(comm: Any, size: int) -> None:
         )
 
 
-def _case(comm: Any, name: str, size: int, dtype: np.dtype, seconds: float, rate: float | None,
+def _case(comm: MpiComm, name: str, size: int, dtype: np.dtype, seconds: float, rate: float | None,
           libraries: Libraries) -> Iterator[dict[str, Any]]:
     n = max(1, size // dtype.itemsize)
     source = np.random.default_rng(comm.rank).integers(1, 5, n).astype(dtype)
@@ -111,7 +111,7 @@ def _case(comm: Any, name: str, size: int, dtype: np.dtype, seconds: float, rate
                      len(near.topology.nodes) > 1)
 
 
-def _limit(near: Any, name: str, n: int, dtype: np.dtype, rate: float | None) -> tuple[Contender | None, float | None]:
+def _limit(near: Neighbours, name: str, n: int, dtype: np.dtype, rate: float | None) -> tuple[Contender | None, float | None]:
     """The operation that is the limit, or its seconds where the rate is given."""
     nodes = len(near.topology.nodes)
     if nodes == 1:
@@ -121,7 +121,7 @@ def _limit(near: Any, name: str, n: int, dtype: np.dtype, rate: float | None) ->
     return (None, nbytes * 8 * HEADERS / rate) if rate else (wire_limit(near, nbytes), None)
 
 
-def _allreduce(comm: Any, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
+def _allreduce(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
     plan = TwoStep(comm, source.size, source.dtype)
     plans.append(plan)
     plan.input[:] = source
@@ -150,7 +150,7 @@ def _allreduce(comm: Any, source: np.ndarray, plans: list[TwoStep], libraries: L
     return found
 
 
-def _bcast(comm: Any, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
+def _bcast(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
     buf = source.copy()
     found = {name: Contender(partial(raw.Bcast, buf, 0)) for name, raw in libraries.items()}
     for algorithm in calls.BROADCAST:
@@ -164,7 +164,7 @@ def _bcast(comm: Any, source: np.ndarray, plans: list[TwoStep], libraries: Libra
     return found
 
 
-def _allgather(comm: Any, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
+def _allgather(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
     begin, end = block_bounds(source.size, comm.size, comm.rank)
     wanted, result = comm.bcast(source, 0), np.zeros_like(source)
     block = wanted[begin:end].copy()
@@ -179,7 +179,7 @@ def _allgather(comm: Any, source: np.ndarray, plans: list[TwoStep], libraries: L
     return found
 
 
-def _reduce_scatter(comm: Any, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
+def _reduce_scatter(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
     begin, end = block_bounds(source.size, comm.size, comm.rank)
     result, whole = np.zeros(end - begin, source.dtype), np.zeros_like(source)
     counts = [last - first for first, last in (block_bounds(source.size, comm.size, rank) for rank in range(comm.size))]
@@ -196,11 +196,11 @@ def _reduce_scatter(comm: Any, source: np.ndarray, plans: list[TwoStep], librari
     return found
 
 
-def _ours(comm: Any, call: Callable[[], Any], read: Callable[[], Any] = lambda: None) -> Contender:
+def _ours(comm: MpiComm, call: Callable[[], Any], read: Callable[[], Any] = lambda: None) -> Contender:
     return Contender(call, lambda: comm.meter.bytes, read=read)
 
 
-def _check(comm: Any, name: str, found: np.ndarray, wanted: np.ndarray) -> None:
+def _check(comm: MpiComm, name: str, found: np.ndarray, wanted: np.ndarray) -> None:
     """Sums of small integers have no rounding: nothing but equality will do."""
     if not all(comm.allgather(bool(np.array_equal(found, wanted)))):
         raise MpiddlError(f"bench: the results of {name} and of the MPI library differ, so nothing was measured")

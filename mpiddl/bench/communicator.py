@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,10 +29,13 @@ from mpiddl.node.topology import neighbours
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import Op
-from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.mpi import Intracomm, MpiComm, connect, failing_together
 from mpiddl.tuning import Entry, Table, add_to_table, check_table, chooser
 from mpiddl.tuning.place import place_of
 from mpiddl.tuning.rule import LIBRARY, UNFUSED, candidates
+
+if TYPE_CHECKING:
+    from mpiddl.communicator import Communicator
 
 SIZES = (8, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20)
 TUNED = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -133,7 +136,7 @@ def _sizes(call: str, sizes: Sequence[int]) -> tuple[int, ...]:
     return (0,) if call == "barrier" else tuple(sorted(set(sizes)))
 
 
-def _entry(link: Any, place: Any, call: str, sizes: tuple[int, ...], seconds: float) -> Entry:
+def _entry(link: MpiComm, place: Any, call: str, sizes: tuple[int, ...], seconds: float) -> Entry:
     found: dict[str, list[float]] = {}
     for size in sizes:
         contenders = _forced(link, _Arrays(link, call, size))
@@ -144,7 +147,7 @@ def _entry(link: Any, place: Any, call: str, sizes: tuple[int, ...], seconds: fl
     return link.bcast(Entry(place, call, sizes, complete))
 
 
-def _rows(link: Any, comm: Any, call: str, sizes: Sequence[int], seconds: float, dtype: str, op: str,
+def _rows(link: MpiComm, comm: Communicator, call: str, sizes: Sequence[int], seconds: float, dtype: str, op: str,
           everything: bool) -> Iterator[dict[str, Any]]:
     nothing: AbstractContextManager[dict[str, Any]] = nullcontext({})
     with rivals(link, CALLED.get(call, call)) if everything else nothing as settings:
@@ -155,7 +158,7 @@ def _rows(link: Any, comm: Any, call: str, sizes: Sequence[int], seconds: float,
             yield _row(link, comm, arrays, size, seconds, others)
 
 
-def _row(link: Any, comm: Any, arrays: _Arrays, size: int, seconds: float,
+def _row(link: MpiComm, comm: Communicator, arrays: _Arrays, size: int, seconds: float,
          others: dict[str, Contender]) -> dict[str, Any]:
     call, kind = arrays.name, f" {arrays.dtype} {arrays.op}"
     kind = "" if kind == " float32 sum" else kind
@@ -177,7 +180,7 @@ def _row(link: Any, comm: Any, arrays: _Arrays, size: int, seconds: float,
     }
 
 
-def _forced(link: Any, arrays: _Arrays, all_of_them: bool = True,
+def _forced(link: MpiComm, arrays: _Arrays, all_of_them: bool = True,
             settings: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Contender]:
     """The call by the library, also in other ``settings``, and by each algorithm, results checked against the library's."""
     from mpiddl.communicator.kinds import always
@@ -199,11 +202,11 @@ def _forced(link: Any, arrays: _Arrays, all_of_them: bool = True,
 class _Arrays:
     """What a call works on, the same memory for all: by where arrays lie in pages and caches contenders differ by a fifth."""
 
-    def __init__(self, link: Any, name: str, size: int, dtype: str = "float32", op: str = "sum"):
+    def __init__(self, link: MpiComm, name: str, size: int, dtype: str = "float32", op: str = "sum"):
         ranks, self.rank = link.size, link.rank
         self.name = name.removesuffix("_unfused")
         self.dtype, self.op = np.dtype("int64" if name in UNFUSED.values() else dtype), op
-        self.reduces = link.operation(Op(op.upper()))
+        self.reduces = link.transport.operation(Op(op.upper()))
         width, name = self.dtype.itemsize, self.name
         n = max(1, size // width) if name in ("allreduce", "reduce", "bcast") else max(1, size // width // ranks) * ranks
         # Sums of small integers have no rounding.
@@ -219,7 +222,7 @@ class _Arrays:
             "reduce_scatter": (self.source, self.part), "barrier": (nothing, nothing),
         }[name]  # fmt: skip
 
-    def contender(self, comm: Any) -> Contender:
+    def contender(self, comm: Intracomm) -> Contender:
         """One call on ``comm``: the inputs of this rank are written before it, and its result is read after it."""
         source, result, part, block, sent, op = self.source, self.result, self.part, self.block, self.sent, self.reduces
         ways: dict[str, Callable[[], Any]] = {

@@ -28,6 +28,7 @@ from mpiddl.study.interleaved import quantiles
 from mpiddl.study.output import Rows
 from mpiddl.training.loop import Plan, State, applying, loop
 from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 from mpiddl.transport.mpi import connect, failing_together
 
 RATE, MOMENTUM = 1e-4, 0.9
@@ -84,7 +85,7 @@ def run(env: Any, hidden: Sequence[int], batches: Sequence[int], strategies: Seq
     return [] if rank else rows
 
 
-def _case(comm: Any, sizes: tuple[int, ...], batch: int, strategies: dict[str, Strategy], steps: int,
+def _case(comm: Comm, sizes: tuple[int, ...], batch: int, strategies: dict[str, Strategy], steps: int,
           seconds: float) -> Iterator[dict[str, Any]]:
     """One batch, measured."""
     runs = {name: Run(comm, strategy, sizes, batch)
@@ -108,7 +109,7 @@ def _case(comm: Any, sizes: tuple[int, ...], batch: int, strategies: dict[str, S
 class Run:
     """Training with a strategy on one rank's rows: always the same ones."""
 
-    def __init__(self, comm: Any, strategy: Strategy, sizes: tuple[int, ...], batch: int):
+    def __init__(self, comm: Comm, strategy: Strategy, sizes: tuple[int, ...], batch: int):
         rng = np.random.default_rng(comm.rank)
         self._rows = rng.random((batch, sizes[0]), dtype=np.float32), rng.integers(0, sizes[-1], batch)
         self._comm, self._strategy, self._model, self._optimiser = comm, strategy, MLP(sizes), SGD(momentum=MOMENTUM)
@@ -141,7 +142,7 @@ class Run:
         return (times[-1] - times[first - 1]) / steps
 
 
-def _exchange(comm: Any, like: np.ndarray) -> Sample:
+def _exchange(comm: Comm, like: np.ndarray) -> Sample:
     """The all-reduce of a gradient, as the strategies do it."""
     grad = aligned_zeros(like.size, like.dtype)
 
@@ -153,7 +154,7 @@ def _exchange(comm: Any, like: np.ndarray) -> Sample:
     return exchange
 
 
-def _measure(comm: Any, samples: dict[str, Sample], seconds: float) -> dict[str, list[float]]:
+def _measure(comm: Comm, samples: dict[str, Sample], seconds: float) -> dict[str, list[float]]:
     """Samples of all, in turns, each the slowest rank's; what connections and caches cost in the first turn is left out."""
     times: dict[str, list[float]] = {name: [] for name in samples}
     for sample in samples.values():

@@ -30,6 +30,7 @@ from mpiddl.training.request import Request
 from mpiddl.training.session import Session, open_session, starting_state
 from mpiddl.training.watch import consensus
 from mpiddl.transport.agree import agreed
+from mpiddl.transport.comm import Comm
 
 SAMPLE = 10
 """Steps of a sample."""
@@ -120,7 +121,7 @@ class Runner:
         Folders of data.
     """
 
-    def __init__(self, link: Any, job: Mapping[str, Any], every: int, target: float, search: Sequence[Path]):
+    def __init__(self, link: Comm, job: Mapping[str, Any], every: int, target: float, search: Sequence[Path]):
         self.link, self.control, self.every, self.target = link, link.Dup(), every, target
         self._job = dict(job)
         with agreed(self.control):
@@ -208,7 +209,7 @@ class Course:
         What links carry, but for meetings.
     """
 
-    def __init__(self, control: Any, meter: Any, session: Session, every: int, target: float):
+    def __init__(self, control: Comm, meter: Any, session: Session, every: int, target: float):
         self._control, self._meter, self._session, self._every, self._target = control, meter, session, every, target
         self.points: list[list[float]] = []
         self.traffic = Traffic(control)

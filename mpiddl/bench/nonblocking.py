@@ -20,7 +20,7 @@ from mpiddl.errors import MpiddlError
 from mpiddl.machine.clock import now
 from mpiddl.node.topology import neighbours
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
-from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.mpi import MpiComm, connect, failing_together
 from mpiddl.transport.start import load_mpi
 
 SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
@@ -59,7 +59,7 @@ def run(env: Any, requests: Sequence[int] = (1, 8), sizes: Sequence[int] = SIZES
     return [] if rank else rows
 
 
-def _case(link: Any, comms: dict[str, Any], count: int, size: int, seconds: float) -> Iterator[dict[str, Any]]:
+def _case(link: MpiComm, comms: dict[str, Any], count: int, size: int, seconds: float) -> Iterator[dict[str, Any]]:
     source = np.full((count, max(1, size // 4)), link.rank + 1.0, np.float32)
     result = np.zeros_like(source)
     calls = {name: _exchange(comm, source, result) for name, comm in comms.items()}
@@ -88,7 +88,7 @@ def _case(link: Any, comms: dict[str, Any], count: int, size: int, seconds: floa
                    "computing": spent}
 
 
-def _exchange(comm: Any, source: np.ndarray, result: np.ndarray) -> Callable[[int], None]:
+def _exchange(comm: MpiComm, source: np.ndarray, result: np.ndarray) -> Callable[[int], None]:
     waitall, work = load_mpi().Request.Waitall, np.ones(WORK, np.float32)
 
     def call(rounds: int) -> None:
@@ -100,7 +100,7 @@ def _exchange(comm: Any, source: np.ndarray, result: np.ndarray) -> Callable[[in
     return call
 
 
-def _rounds(link: Any, seconds: float) -> int:
+def _rounds(link: MpiComm, seconds: float) -> int:
     """Rounds of computation in so many seconds, while all ranks compute; the mean over the ranks, from several tries."""
     work, count = np.ones(WORK, np.float32), 0
     link.Barrier()

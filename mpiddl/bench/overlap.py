@@ -28,6 +28,7 @@ from mpiddl.optim import SGD
 from mpiddl.strategies.synchronous.auto_choice import BUCKET_BYTES
 from mpiddl.strategies.synchronous.overlap_schedule import Overlap, ideal, lengths, schedule
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
+from mpiddl.transport.comm import Comm
 from mpiddl.transport.mpi import connect, failing_together
 
 RATE, MOMENTUM = 1e-4, 0.9
@@ -71,7 +72,7 @@ def run(env: Any, hidden: Sequence[int], batch: int, seconds: float, bucket_byte
 class Bench:
     """One rank's step in its four forms, with their timelines."""
 
-    def __init__(self, comm: Any, sizes: tuple[int, ...], batch: int, bucket_bytes: int):
+    def __init__(self, comm: Comm, sizes: tuple[int, ...], batch: int, bucket_bytes: int):
         rng = np.random.default_rng(comm.rank)
         self.model, self.optimiser = MLP(sizes), SGD(momentum=MOMENTUM)
         self.params = FlatBuffer(self.model.shapes, "float32")
@@ -155,7 +156,7 @@ class Bench:
         self.buckets.Free()
 
 
-def _measured(comm: Any, sizes: tuple[int, ...], batch: int, seconds: float, bucket_bytes: int) -> dict[str, Any]:
+def _measured(comm: Comm, sizes: tuple[int, ...], batch: int, seconds: float, bucket_bytes: int) -> dict[str, Any]:
     bench = Bench(comm, sizes, batch, bucket_bytes)
     sent = lambda: comm.meter.bytes  # noqa: E731
     contenders = {
@@ -179,7 +180,7 @@ def _measured(comm: Any, sizes: tuple[int, ...], batch: int, seconds: float, buc
     }
 
 
-def _slowest(comm: Any, samples: Sequence[Any]) -> np.ndarray:
+def _slowest(comm: Comm, samples: Sequence[Any]) -> np.ndarray:
     """Medians over the samples but the first, of the rank where they are largest."""
     own = np.median(np.array(samples[1:] or samples), axis=0)
     return np.max(comm.allgather(own), axis=0)

@@ -23,6 +23,7 @@ from mpiddl.errors import ConvergenceError
 from mpiddl.machine import threads as sharing
 from mpiddl.study.interleaved import quantiles
 from mpiddl.transport import virtual
+from mpiddl.transport.comm import Comm
 
 EXACT_WORK = 4e12
 """Operations that an exact answer may take; the large file would take ten times as many."""
@@ -83,7 +84,7 @@ def _ours(case: Case, x: Any, levels: Sequence[float], threads: int, solvers: Se
     kind = PCA if case.center else TruncatedSVD
 
     def fit(solver: str, level: float, contender: Contender) -> np.ndarray:
-        def program(comm: Any) -> Any:
+        def program(comm: Comm) -> Any:
             model = kind(case.k, solver=solver, tol=level, random_state=0, threads=threads, comm=comm)
             try:
                 model.fit(x)

@@ -15,9 +15,10 @@ from mpiddl.layout import block
 from mpiddl.machine.clock import now
 from mpiddl.study.interleaved import quantiles
 from mpiddl.transport import virtual
+from mpiddl.transport.comm import Comm
 
 
-def run(link: Any, names: Sequence[str], levels: Sequence[float], rounds: int, search: Sequence[Any],
+def run(link: Comm, names: Sequence[str], levels: Sequence[float], rounds: int, search: Sequence[Any],
         solvers: Sequence[str], say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Rows, the same on every rank. Collective."""
     check_cases(names, search)
@@ -30,7 +31,7 @@ def run(link: Any, names: Sequence[str], levels: Sequence[float], rounds: int, s
         own = block(x.shape[0], link.size, link.rank)
         kind = PCA if case.center else TruncatedSVD
 
-        def fit(comm: Any, rows: Any, threads: int, solver: str, level: float, kind: Any = kind, k: int = case.k) -> Any:
+        def fit(comm: Comm, rows: Any, threads: int, solver: str, level: float, kind: Any = kind, k: int = case.k) -> Any:
             return kind(k, solver=solver, tol=level, random_state=0, threads=threads, comm=comm).fit(rows)
 
         def alone(threads: int, solver: str, level: float, x: Any = x, fit: Any = fit) -> None:

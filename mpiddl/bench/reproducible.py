@@ -15,6 +15,7 @@ from mpiddl.training.loop import loop
 from mpiddl.training.request import Request
 from mpiddl.training.run import train
 from mpiddl.training.session import open_session, starting_state
+from mpiddl.transport.comm import Comm
 from mpiddl.transport.mpi import connect, failing_together
 
 STEPS = 20
@@ -45,7 +46,7 @@ def run(env: Any, data: str, hidden: tuple[int, ...], batch: int, shards: int, s
 
 
 @contextmanager
-def _steps(link: Any, settings: dict[str, Any]) -> Iterator[Callable[[], None]]:
+def _steps(link: Comm, settings: dict[str, Any]) -> Iterator[Callable[[], None]]:
     """A training that goes on by `STEPS` steps whenever it is called. Collective."""
     own, control = link.Dup(), link.Dup()
     request = Request(None, None, None, None, False, False, True, None, None, settings)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddl.node.topology import neighbours
+from mpiddl.transport.mpi import MpiComm
 from mpiddl.transport.start import load_mpi
 
 PREFERENCE = "ompi_comm_coll_preference"
@@ -23,7 +24,7 @@ NAME_BYTES = 256
 
 
 @contextmanager
-def rivals(link: Any, call: str) -> Iterator[dict[str, Any]]:
+def rivals(link: MpiComm, call: str) -> Iterator[dict[str, Any]]:
     """mpi4py communicators on the ranks of ``link``, by setting; none if the library is not Open MPI.
 
     Parameters
@@ -49,7 +50,7 @@ def rivals(link: Any, call: str) -> Iterator[dict[str, Any]]:
             comm.Free()
 
 
-def _preferring(link: Any, components: str) -> Any:
+def _preferring(link: MpiComm, components: str) -> Any:
     info = load_mpi().Info.Create()
     info.Set(PREFERENCE, components)
     made = link.raw.Dup_with_info(info)
@@ -57,7 +58,7 @@ def _preferring(link: Any, components: str) -> Any:
     return made
 
 
-def _tuned(link: Any, call: str) -> dict[str, Any]:
+def _tuned(link: MpiComm, call: str) -> dict[str, Any]:
     """One for each algorithm of ``tuned``, which reads the variable when a communicator is created."""
     made: dict[str, Any] = {}
     tools = _Tools()

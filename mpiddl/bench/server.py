@@ -27,6 +27,7 @@ from mpiddl.strategies.server.shards import Store
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.study.limits import HEADERS
 from mpiddl.testbed.plan import read_rate
+from mpiddl.transport.comm import Comm
 from mpiddl.transport.mpi import connect, failing_together
 
 SIZE = 1_863_690
@@ -86,7 +87,7 @@ def run(env: Any, seconds: float, rate: str | None = None) -> list[dict[str, Any
     return [] if rank else rows
 
 
-def _on_node(comm: Any, case: str, shard: Any, params: np.ndarray, seconds: float) -> Iterator[dict[str, Any]]:
+def _on_node(comm: Comm, case: str, shard: Any, params: np.ndarray, seconds: float) -> Iterator[dict[str, Any]]:
     alone = comm.Split(comm.rank)
     if comm.rank:
         return
@@ -111,7 +112,7 @@ def _on_node(comm: Any, case: str, shard: Any, params: np.ndarray, seconds: floa
         yield _row(case, EXCHANGE, GRPC, found, GRPC_LEAST)
 
 
-def _between(comm: Any, case: str, shard: Any, params: np.ndarray, seconds: float,
+def _between(comm: Comm, case: str, shard: Any, params: np.ndarray, seconds: float,
              bits: float | None) -> Iterator[dict[str, Any]]:
     """A block of each in turn; the last rank serves, and does meanwhile what the block says."""
     rng, server = np.random.default_rng(0), comm.size - 1
@@ -145,7 +146,7 @@ def _sample(samples: list[float], call: Callable[[], Any], until: float) -> None
         samples.append(now() - began)
 
 
-def _message(comm: Any, server: int, params: np.ndarray, samples: list[float]) -> None:
+def _message(comm: Comm, server: int, params: np.ndarray, samples: list[float]) -> None:
     """The parameters from ``server`` to rank 0, by a message that it sends when it has got one."""
     token, began = np.zeros(1), now()
     if comm.rank == 0:

@@ -14,7 +14,7 @@ import numpy as np
 from mpiddl.bench.collectives import check_memory, size_text
 from mpiddl.node.topology import neighbours
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
-from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.mpi import MpiComm, connect, failing_together
 from mpiddl.tuning.rule import LIBRARY
 
 OURS = "Communicator"
@@ -43,7 +43,7 @@ def run(env: Any, sizes: Sequence[int], seconds: float) -> list[dict[str, Any]]:
     return [] if rank else rows
 
 
-def _case(link: Any, makers: dict[str, Any], way: str, size: int, seconds: float) -> Iterator[dict[str, Any]]:
+def _case(link: MpiComm, makers: dict[str, Any], way: str, size: int, seconds: float) -> Iterator[dict[str, Any]]:
     source = np.ones(max(1, size // 4), np.float32)
     result = np.zeros_like(source)
     contenders = {name: Contender(partial(_use, WAYS[way], comm, source, result)) for name, comm in makers.items()}
@@ -57,7 +57,7 @@ def _case(link: Any, makers: dict[str, Any], way: str, size: int, seconds: float
     }  # fmt: skip
 
 
-def _use(make: Callable[[Any], Any], comm: Any, source: np.ndarray, result: np.ndarray) -> None:
+def _use(make: Callable[[Any], Any], comm: MpiComm, source: np.ndarray, result: np.ndarray) -> None:
     for _ in range(TIMES):
         made = make(comm)
         made.Allreduce(source, result)

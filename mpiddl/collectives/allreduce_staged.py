@@ -19,6 +19,7 @@ from mpiddl.collectives.base import ceil_div, fused
 from mpiddl.node.topology import neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import Op
+from mpiddl.transport.comm import Comm
 
 HALF_BYTES = 128 * 1024
 """Of a piece: two of them a rank stay in the second cache, and a barrier costs little beside it."""
@@ -29,7 +30,7 @@ MOST_RANKS = 4
 class Stage(AtOnce):
     """The shared memory of one communicator and dtype, kept with it."""
 
-    def __init__(self, comm: Any, dtype: np.dtype):
+    def __init__(self, comm: Comm, dtype: np.dtype):
         with agreed(comm):  # numba may fail to load kernels
             self.kernel = kernels.node_copy_sum.node_copy_sum
         self._half = HALF_BYTES // dtype.itemsize
@@ -42,7 +43,7 @@ class Stage(AtOnce):
         return ceil_div(size, self._half)
 
 
-def stage(comm: Any, dtype: np.dtype, op: Op) -> Stage | None:
+def stage(comm: Comm, dtype: np.dtype, op: Op) -> Stage | None:
     """The stage of ``comm`` for ``dtype``, if it can be used, which it can on every rank or on none; collective at the first
     call."""
     local = neighbours(comm).local

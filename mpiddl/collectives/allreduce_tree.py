@@ -47,6 +47,7 @@ from mpiddl.node.arena import Arena
 from mpiddl.node.topology import Topology, neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import COMBINE, SUM, Op
+from mpiddl.transport.comm import Comm
 
 BLOCK_BYTES = 64 * 1024
 """Parts in shared memory are added up by blocks of this size, whose partial sums stay in the second cache."""
@@ -179,7 +180,7 @@ class TreeSum(Queue):
     sends what the module says. Freed with ``comm``, or by ``Free``.
     """
 
-    def __init__(self, comm: Any, size: int, dtype: DTypeLike, op: Op = SUM):
+    def __init__(self, comm: Comm, size: int, dtype: DTypeLike, op: Op = SUM):
         check_alive(comm)
         comm.patient_barrier(0.0)  # others may still wait for what was started before
         with agreed(comm):
@@ -250,7 +251,7 @@ class TreeSum(Queue):
         return self._result[begin:end]
 
 
-def kept_plan(comm: Any, nbytes: int, dtype: np.dtype, op: Op, *, most_bytes: int = STAGED_BYTES) -> TreeSum | None:
+def kept_plan(comm: Comm, nbytes: int, dtype: np.dtype, op: Op, *, most_bytes: int = STAGED_BYTES) -> TreeSum | None:
     """A `TreeSum` for arrays that lie anywhere, kept with ``comm``; None where no memory is shared. Collective at first."""
     topology = neighbours(comm).topology
     if not branches(topology) or len(topology.nodes) == comm.size:

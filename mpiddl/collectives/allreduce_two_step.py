@@ -47,6 +47,7 @@ from mpiddl.node.arena import Arena
 from mpiddl.node.topology import neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import COMBINE, PATIENCE, SUM, Op
+from mpiddl.transport.comm import Comm
 from mpiddl.transport.shared_memory import KernelRequest, end_kernel
 
 CACHED_BYTES = 64 * 1024
@@ -101,7 +102,7 @@ class TwoStep(Queue):
     neighbours. A call sends what the module says. Freed with ``comm``, or by ``Free``.
     """
 
-    def __init__(self, comm: Any, size: int, dtype: DTypeLike, op: Op = SUM, *, leader: bool = False,
+    def __init__(self, comm: Comm, size: int, dtype: DTypeLike, op: Op = SUM, *, leader: bool = False,
                  segment_bytes: int | None = None):
         check_alive(comm)
         comm.patient_barrier(0.0)  # others may still wait for what was started before
@@ -254,7 +255,8 @@ def _checked(size: Any, dtype: Any, op: Any, leader: Any, segment_bytes: Any) ->
     return kind
 
 
-def staged(comm: Any, nbytes: int, dtype: np.dtype, op: Op, *, leader: bool = False, most_bytes: int = STAGED_BYTES) -> TwoStep:
+def staged(comm: Comm, nbytes: int, dtype: np.dtype, op: Op, *, leader: bool = False,
+           most_bytes: int = STAGED_BYTES) -> TwoStep:
     """A `TwoStep` for arrays that lie anywhere, kept with ``comm`` for the next call of about that size; collective."""
     room = min(most_bytes, max(PAGE_BYTES, 1 << (nbytes - 1).bit_length()))
     size = max(1, room // dtype.itemsize)

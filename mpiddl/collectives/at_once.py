@@ -12,6 +12,7 @@ from mpiddl.collectives.base import Queue, Steps
 from mpiddl.machine.clock import now
 from mpiddl.node.arena import Arena
 from mpiddl.transport.base import PATIENCE
+from mpiddl.transport.comm import Comm
 from mpiddl.transport.shared_memory import KernelRequest, end_kernel
 
 PASSED = 0
@@ -38,7 +39,7 @@ class AtOnce(Queue):
 
     kernel: Callable[..., bool]
 
-    def __init__(self, comm: Any, size: int, dtype: Any):
+    def __init__(self, comm: Comm, size: int, dtype: Any):
         self._comm, self._arena = comm, Arena(comm)
         self.own = self._arena.shared("own", size, dtype)
         self.addresses = np.array([array.ctypes.data for array in self._arena.peers("own")])

@@ -41,7 +41,7 @@ class Started:
     disagree on what was sent, and no further collective is begun on it.
     """
 
-    def __init__(self, comm: Any, wires: tuple[Any, ...], steps: Steps, queue: Queue | None = None, blocking: bool = False):
+    def __init__(self, comm: Comm, wires: tuple[Any, ...], steps: Steps, queue: Queue | None = None, blocking: bool = False):
         self._comm, self._wires, self._steps, self._queue = comm, wires, steps, queue
         self._lock = threading.Lock()  # a progress thread may test while the main thread waits
         self._pending: Request | None = None
@@ -197,7 +197,7 @@ class Started:
             self._then.pop(0)()
 
 
-def go_on(comm: Any, several: Sequence[Started]) -> None:
+def go_on(comm: Comm, several: Sequence[Started]) -> None:
     """Move several on as far as they go without waiting; a single call of the MPI library asks for all of them.
 
     So many Python steps a request are spared that a thread can do it thousands of times a second.
@@ -258,7 +258,7 @@ def pieces(n: int, most: int) -> list[slice]:
     return [slice(begin, min(begin + most, n)) for begin in range(0, n, most)]
 
 
-def flat_pair(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> tuple[np.ndarray, np.ndarray]:
+def flat_pair(comm: Comm, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> tuple[np.ndarray, np.ndarray]:
     """Source and result of an all-reduce as 1-D views, the same one if it is in place; checked.
 
     Raises
@@ -337,13 +337,13 @@ def check_whole(name: str, value: Any, least: int) -> None:
         raise ShapeError(f"{name}: got {value!r}, expected a whole number of {least} or more")
 
 
-def check_root(comm: Any, root: Any) -> None:
+def check_root(comm: Comm, root: Any) -> None:
     """Raise a `UsageError` for what is no rank."""
     if not isinstance(root, (int, np.integer)) or not 0 <= root < comm.size:
         raise UsageError(f"root: got {root!r}, expected a rank from 0 to {comm.size - 1}")
 
 
-def check_alive(comm: Any) -> None:
+def check_alive(comm: Comm) -> None:
     """Raise a `UsageError` for what is no communicator of ours, a `CommError` for one that was freed or is broken."""
     if not isinstance(comm, Comm):
         raise UsageError(f"comm: got {type(comm).__name__}, expected a communicator from mpiddl.transport.mpi.connect()")
@@ -353,17 +353,17 @@ def check_alive(comm: Any) -> None:
         raise CommError("comm: this communicator cannot be used any more, because an exception ended a collective call early")
 
 
-def checking(comm: Any, checked: bool) -> AbstractContextManager[None]:
+def checking(comm: Comm, checked: bool) -> AbstractContextManager[None]:
     """Where a call's arguments are looked at: what one rank finds wrong, all raise, if the call is ``checked``."""
     return agreed(comm) if checked else nullcontext()
 
 
-def check_alike(comm: Any, call: str, **values: Any) -> None:
+def check_alike(comm: Comm, call: str, **values: Any) -> None:
     """Raise a `MismatchError` on every rank unless all ranks make the same ``call``; costs an all-gather."""
     check_equal(comm, call, {"call": call, **{name: str(value) for name, value in values.items()}})
 
 
-def run(comm: Any, wires: tuple[Any, ...], steps: Steps, blocking: bool, queue: Queue | None = None) -> Started:
+def run(comm: Comm, wires: tuple[Any, ...], steps: Steps, blocking: bool, queue: Queue | None = None) -> Started:
     """Drive a collective to its end, or to where it first has to wait; after those before it in ``queue``."""
     if queue is not None:
         steps = _after(queue.last, steps)

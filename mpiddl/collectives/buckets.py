@@ -11,7 +11,6 @@ Source: Li et al. 2020, doi:10.14778/3415478.3415530, section 3.2 (buckets in th
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from mpiddl.collectives.wire import Wire
 from mpiddl.memory import aligned_zeros
 from mpiddl.node.topology import neighbours
 from mpiddl.transport.base import SUM
+from mpiddl.transport.comm import Comm
 
 PAUSE_S = 0.00002
 """Between two looks while a rank waits: others, and the kernel's own work on packets, may need its core."""
@@ -53,7 +53,7 @@ class Buckets:
     Making it is collective, as of `TwoStep`.
     """
 
-    def __init__(self, comm: Any, size: int, dtype: np.dtype, segment_bytes: int | None = None):
+    def __init__(self, comm: Comm, size: int, dtype: np.dtype, segment_bytes: int | None = None):
         self._comm, self._segment_bytes = comm, segment_bytes
         self._plan: TwoStep | None = None
         self.started: list[Started] = []

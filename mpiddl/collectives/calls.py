@@ -45,6 +45,7 @@ from mpiddl.collectives.wire import Wire, wire
 from mpiddl.errors import ShapeError, UsageError
 from mpiddl.node.topology import neighbours
 from mpiddl.transport.base import SUM, Op
+from mpiddl.transport.comm import Comm
 
 SHORT_BYTES = 16 * 1024
 """Up to here rounds count more than bytes, and "auto" takes the algorithm with the fewest."""
@@ -59,34 +60,34 @@ Under = tuple[tuple[Any, ...], Steps, Queue | None]
 """The communicators that a collective sends on, its steps, and those it must not overlap with."""
 
 
-def _two_step(comm: Any, source: np.ndarray, result: np.ndarray, op: Op, leader: bool = False) -> Under:
+def _two_step(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op, leader: bool = False) -> Under:
     if not leader and (through := stage(comm, result.dtype, op)) is not None:
         return (), through.steps(through.allreduce(source, result)), through
     plan = staged(comm, result.nbytes, result.dtype, op, leader=leader)
     return plan.wires, allreduce_two_step(plan, source, result), plan
 
 
-def _leader(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
+def _leader(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
     return _two_step(comm, source, result, op, leader=True)
 
 
-def _read(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
+def _read(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
     if (through := reading(comm, result.dtype, op)) is None:
         return _two_step(comm, source, result, op)
     return (), through.steps(through.allreduce(source, result)), through
 
 
-def _ring(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
+def _ring(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
     way = _round_nodes(comm)
     return (way.comm,), allreduce_ring(way, source, result, op), None
 
 
-def _doubling(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
+def _doubling(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
     way = wire(comm)
     return (way.comm,), allreduce_doubling(way, source, result, op), None
 
 
-def _tree(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
+def _tree(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
     plan = kept_plan(comm, result.nbytes, result.dtype, op)
     if plan is not None:
         return plan.wires, allreduce_tree(plan, source, result), plan
@@ -94,7 +95,7 @@ def _tree(comm: Any, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
     return (way.comm,), exchange(way, lambda begin, end: source[begin:end], result, op), None
 
 
-def _round_nodes(comm: Any) -> Wire:
+def _round_nodes(comm: Comm) -> Wire:
     """The wire on which neighbours of a ring are on the same node wherever that is possible."""
     return comm.kept("wire round nodes", lambda: Wire(neighbours(comm).ring))
 
@@ -115,7 +116,7 @@ BROADCAST: dict[str, Callable[..., Steps]] = {
 REDUCE: dict[str, Callable[..., Steps]] = {"scatter": reduce_scatter_gather, "binomial": reduce_binomial}
 
 
-def iallreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, algorithm: str = "auto",
+def iallreduce(comm: Comm, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, algorithm: str = "auto",
                checked: bool = False, blocking: bool = False) -> Started:
     """Start `allreduce`; returns a request."""
     check_alive(comm)
@@ -133,7 +134,7 @@ def iallreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, al
     return run(comm, wires, steps, blocking, queue)
 
 
-def allreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, algorithm: str = "auto",
+def allreduce(comm: Comm, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, algorithm: str = "auto",
               checked: bool = False) -> None:
     """The reduction of all ranks' ``sendbuf``, in ``recvbuf`` of every rank, the same bits everywhere.
 
@@ -182,7 +183,7 @@ def allreduce(comm: Any, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, alg
     iallreduce(comm, sendbuf, recvbuf, op, algorithm=algorithm, checked=checked, blocking=True)
 
 
-def ireduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op = SUM, *, algorithm: str = "auto",
+def ireduce_scatter(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op = SUM, *, algorithm: str = "auto",
                     checked: bool = False, blocking: bool = False) -> Started:
     """Start `reduce_scatter`; returns a request."""
     check_alive(comm)
@@ -199,7 +200,7 @@ def ireduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op 
     return run(comm, (way.comm,), reduce_scatter_ring(way, source, block, op, order=order), blocking)
 
 
-def reduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op = SUM, *, algorithm: str = "auto",
+def reduce_scatter(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op = SUM, *, algorithm: str = "auto",
                    checked: bool = False) -> None:
     """One block of the reduction of all ranks' ``sendbuf`` for each rank, in ``recvbuf``.
 
@@ -214,7 +215,7 @@ def reduce_scatter(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op =
     ireduce_scatter(comm, sendbuf, recvbuf, op, algorithm=algorithm, checked=checked, blocking=True)
 
 
-def iallgather(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: bool = False,
+def iallgather(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: bool = False,
                blocking: bool = False) -> Started:
     """Start `allgather`; returns a request."""
     check_alive(comm)
@@ -227,7 +228,7 @@ def iallgather(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: 
     return run(comm, (way.comm,), allgather_ring(way, block, result, order=order), blocking)
 
 
-def allgather(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: bool = False) -> None:
+def allgather(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: bool = False) -> None:
     """All ranks' blocks one behind the other, in ``recvbuf`` of every rank.
 
     ``sendbuf`` has the size of this rank's block of ``recvbuf`` (`base.block_bounds`). Errors as `allreduce`.
@@ -239,7 +240,7 @@ def allgather(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: b
     iallgather(comm, sendbuf, recvbuf, checked=checked, blocking=True)
 
 
-def ibroadcast(comm: Any, buf: np.ndarray, root: int = 0, *, algorithm: str = "auto", checked: bool = False,
+def ibroadcast(comm: Comm, buf: np.ndarray, root: int = 0, *, algorithm: str = "auto", checked: bool = False,
                blocking: bool = False) -> Started:
     """Start `broadcast`; returns a request."""
     check_alive(comm)
@@ -255,7 +256,7 @@ def ibroadcast(comm: Any, buf: np.ndarray, root: int = 0, *, algorithm: str = "a
     return run(comm, (way.comm,), BROADCAST[chosen](way, data, start), blocking)
 
 
-def broadcast(comm: Any, buf: np.ndarray, root: int = 0, *, algorithm: str = "auto", checked: bool = False) -> None:
+def broadcast(comm: Comm, buf: np.ndarray, root: int = 0, *, algorithm: str = "auto", checked: bool = False) -> None:
     """Every rank's ``buf`` becomes the root's.
 
     ``algorithm``: ``chain``, ``scatter`` (scatter and all-gather), ``binomial``, or ``auto``: binomial for short arrays,
@@ -268,7 +269,7 @@ def broadcast(comm: Any, buf: np.ndarray, root: int = 0, *, algorithm: str = "au
     ibroadcast(comm, buf, root, algorithm=algorithm, checked=checked, blocking=True)
 
 
-def ireduce(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op = SUM, root: int = 0, *,
+def ireduce(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op = SUM, root: int = 0, *,
             algorithm: str = "auto", checked: bool = False, blocking: bool = False) -> Started:
     """Start `reduce`; returns a request."""
     check_alive(comm)
@@ -291,7 +292,7 @@ def ireduce(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op =
     return run(comm, (way.comm,), REDUCE[chosen](way, source, result, op, start), blocking)
 
 
-def reduce(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op = SUM, root: int = 0, *,
+def reduce(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op = SUM, root: int = 0, *,
            algorithm: str = "auto", checked: bool = False) -> None:
     """The reduction of all ranks' ``sendbuf``, in the root's ``recvbuf``; other ranks may give None.
 
@@ -306,14 +307,14 @@ def reduce(comm: Any, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op = 
     ireduce(comm, sendbuf, recvbuf, op, root, algorithm=algorithm, checked=checked, blocking=True)
 
 
-def ibarrier(comm: Any, *, blocking: bool = False) -> Started:
+def ibarrier(comm: Comm, *, blocking: bool = False) -> Started:
     """Start `barrier`; returns a request."""
     check_alive(comm)
     way = wire(comm)
     return run(comm, (way.comm,), barrier_dissemination(way), blocking)
 
 
-def barrier(comm: Any) -> None:
+def barrier(comm: Comm) -> None:
     """Returns when all ranks have called it: ceil(log2 P) empty messages a rank."""
     ibarrier(comm, blocking=True)
 
@@ -324,7 +325,7 @@ def _choose(known: Collection[str], algorithm: str, auto: str) -> str:
     return auto if algorithm == "auto" else algorithm
 
 
-def _check_block(comm: Any, name: str, block: np.ndarray, whole: np.ndarray) -> None:
+def _check_block(comm: Comm, name: str, block: np.ndarray, whole: np.ndarray) -> None:
     begin, end = block_bounds(whole.size, comm.size, comm.rank)
     if block.size != end - begin or block.dtype != whole.dtype:
         raise ShapeError(

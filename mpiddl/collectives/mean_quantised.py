@@ -12,12 +12,11 @@ Laws: the sum over ranks of what goes in, with what was unsent, is P times the m
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mpiddl import kernels
 from mpiddl.layout import block
+from mpiddl.transport.comm import Comm
 
 GIVEN, TAKEN = 3, 4
 """Tags."""
@@ -47,7 +46,7 @@ def owned(count: int, size: int, rank: int) -> slice:
     return slice(min(blocks.start * unit, count), min(blocks.stop * unit, count))
 
 
-def mean_quantised(comm: Any, unsent: np.ndarray, owed: np.ndarray, mean: np.ndarray, bits: int, count: int = 0) -> None:
+def mean_quantised(comm: Comm, unsent: np.ndarray, owed: np.ndarray, mean: np.ndarray, bits: int, count: int = 0) -> None:
     """``mean`` becomes that of all ranks' ``unsent``, but for what rounding loses.
 
     Parameters
@@ -89,7 +88,7 @@ def _written(values: np.ndarray, bits: int) -> Message:
     return message
 
 
-def _swap(comm: Any, sent: list[Message], arriving: list[Message], tag: int) -> None:
+def _swap(comm: Comm, sent: list[Message], arriving: list[Message], tag: int) -> None:
     """Message r of ``sent`` to rank r, message r of ``arriving`` from it; none that is empty, none to oneself."""
     others = [(comm.rank + turn) % comm.size for turn in range(1, comm.size)]
     under_way = [comm.Irecv(arriving[other].buffer, other, tag) for other in others if arriving[other].buffer.size]

@@ -22,6 +22,7 @@ from mpiddl.node.process_memory import processes
 from mpiddl.node.topology import neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import Op
+from mpiddl.transport.comm import Comm
 
 SCRATCH_BYTES = 512 * 1024
 """What has been read and is not yet added up, of all ranks: it stays in the second cache."""
@@ -41,7 +42,7 @@ BARRIERS = 3
 class Reading(AtOnce):
     """What ranks tell each other, kept with a communicator."""
 
-    def __init__(self, comm: Any, dtype: np.dtype, others: np.ndarray):
+    def __init__(self, comm: Comm, dtype: np.dtype, others: np.ndarray):
         with agreed(comm):  # numba may fail to load kernels
             self._in = kernels.node_read_sum  # its names say what is where
         self.kernel = self._in.node_read_sum
@@ -102,7 +103,7 @@ class Reading(AtOnce):
         self.own[self._in.FAILED] = 0  # all have seen it; the next arrays may be others
 
 
-def reading(comm: Any, dtype: np.dtype, op: Op) -> Reading | None:
+def reading(comm: Comm, dtype: np.dtype, op: Op) -> Reading | None:
     """What ``comm`` keeps for ``dtype``, if it can be used, which it can on every rank or on none; collective at the first
     call."""
     others = _others(comm) if fused(dtype, op) else None
@@ -112,11 +113,11 @@ def reading(comm: Any, dtype: np.dtype, op: Op) -> Reading | None:
     return None if found.alone else found
 
 
-def readable(comm: Any) -> bool:
+def readable(comm: Comm) -> bool:
     """Whether all ranks are on one node and may read each other's memory; collective at the first call."""
     return _others(comm) is not None
 
 
-def _others(comm: Any) -> np.ndarray | None:
+def _others(comm: Comm) -> np.ndarray | None:
     local = neighbours(comm).local
     return processes(local) if 1 < local.size == comm.size else None

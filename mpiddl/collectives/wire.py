@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
 from mpiddl.memory import aligned_zeros
+from mpiddl.transport.comm import Comm
 
 TAGS = 32768  # every library has as many
 
@@ -29,7 +29,7 @@ class Wire:
         Of a pipelined message.
     """
 
-    def __init__(self, comm: Any):
+    def __init__(self, comm: Comm):
         self.comm, library = comm, comm.library()
         self.segment_bytes = next(nbytes for name, nbytes in SEGMENT_BYTES.items() if library.startswith(name))
         self._calls = 0
@@ -56,6 +56,6 @@ class Wire:
             self._idle.append(block)
 
 
-def wire(comm: Any) -> Wire:
+def wire(comm: Comm) -> Wire:
     """The wire of ``comm``, in rank order; collective at the first call."""
     return comm.kept("wire", lambda: Wire(comm.Create(range(comm.size))))

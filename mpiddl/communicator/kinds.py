@@ -15,6 +15,7 @@ from mpiddl.collectives.calls import READ
 from mpiddl.communicator.faster import Faster
 from mpiddl.communicator.private import ENOUGH_BYTES, Private, keyval
 from mpiddl.errors import UsageError
+from mpiddl.transport.mpi import MpiComm
 from mpiddl.transport.uncaught import public
 from mpiddl.tuning import Forced, check_algorithms
 from mpiddl.tuning.rule import CANDIDATES
@@ -108,7 +109,7 @@ class _Making(Faster):
     def fromhandle(cls, handle: int) -> Any:
         return _ours(MPI.Comm.fromhandle(handle))
 
-    def _like(self, comm: Any, kind: Any = None) -> Any:
+    def _like(self, comm: MPI.Comm, kind: Any = None) -> Any:
         """A communicator made from this one, as one of ours."""
         return self._marked((kind or Communicator).__new__(kind or Communicator, comm))
 
@@ -166,7 +167,8 @@ class Communicator(_Making, MPI.Intracomm, metaclass=_Called):
     """
 
     @public
-    def __init__(self, comm: Any = None, table: str | Path | None = None, algorithms: Mapping[str, str] | None = None):
+    def __init__(self, comm: MPI.Comm | None = None, table: str | Path | None = None,
+                 algorithms: Mapping[str, str] | None = None):
         given = comm if isinstance(comm, Faster) else self
         self._table = Path(table) if table is not None else given._table
         self._forced(check_algorithms(algorithms) if algorithms is not None else given._algorithms)
@@ -198,17 +200,18 @@ class DistGraphCommunicator(_Making, MPI.Distgraphcomm):
     """A `Communicator` with a distributed graph topology."""
 
 
-_KINDS = {MPI.Intracomm: Communicator, MPI.Cartcomm: CartCommunicator, MPI.Graphcomm: GraphCommunicator,
-          MPI.Distgraphcomm: DistGraphCommunicator}  # fmt: skip
+_KINDS: dict[type[MPI.Comm], Any] = {MPI.Intracomm: Communicator, MPI.Cartcomm: CartCommunicator,
+                                     MPI.Graphcomm: GraphCommunicator, MPI.Distgraphcomm: DistGraphCommunicator}
 
 
-def _ours(comm: Any) -> Any:
+def _ours(comm: MPI.Comm) -> Any:
     """An intra-communicator of the library's as one of ours. Local: ranks need not do this together."""
     kind = _KINDS.get(type(comm))
     return comm if kind is None else _unpickled(kind, comm)
 
 
-def _unpickled(kind: Any, comm: Any, table: Path | None = None, algorithms: Mapping[str, str] = MappingProxyType({})) -> Any:
+def _unpickled(kind: Any, comm: MPI.Comm, table: Path | None = None,
+               algorithms: Mapping[str, str] = MappingProxyType({})) -> Any:
     """Another object on a handle: it has what is kept there. If nothing is, it does not begin to use our algorithms by itself,
     for other ranks need not have it."""
     made = kind.__new__(kind, comm)
@@ -225,7 +228,7 @@ def _named(name: str) -> Any:
     return getattr(MPI, name)
 
 
-def always(link: Any, algorithm: str) -> Communicator:
+def always(link: MpiComm, algorithm: str) -> Communicator:
     """A communicator on ``link``, one of ours, that takes one algorithm whatever the size: for measuring. Local."""
     made = Communicator.__new__(Communicator, link.raw)
     made._private = Private()

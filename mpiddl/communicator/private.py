@@ -73,7 +73,7 @@ class Private:
         self._users: list[ref[Any]] = []
         self._at_once: dict[tuple[str, str], AtOnce | None] = {}
 
-    def prepare(self, comm: Any, table: Path | None) -> MpiComm:
+    def prepare(self, comm: MPI.Comm, table: Path | None) -> MpiComm:
         """Have a communicator of our own, and return it; it may hold back an exception of a signal's handler.
 
         Communication
@@ -182,9 +182,9 @@ def keyval() -> int:
     return MPI.Comm.Create_keyval(delete_fn=lambda comm, key, private: private.close())
 
 
-def private_of(comm: Any) -> Private:
+def private_of(comm: MPI.Comm) -> Private:
     """What is kept with ``comm``, made if there is none. Local."""
-    found = comm.Get_attr(keyval())
+    found: Any = comm.Get_attr(keyval())
     if found is None:
         found = Private()
         comm.Set_attr(keyval(), found)

@@ -25,7 +25,7 @@ METHODS = {"Allreduce": "allreduce", "Reduce": "reduce", "Bcast": "bcast", "Allg
 """That are taken over, and what they are called in a table."""
 
 
-def take(comm: Any, taken_over: type, floors: Mapping[str, float]) -> None:
+def take(comm: MPI.Comm, taken_over: type, floors: Mapping[str, float]) -> None:
     """Bind what ``floors`` (bytes below which a call is the library's) leave to the library; a method that a program's own
     class, or the communicator itself, has in the place of that of ``taken_over`` stays."""
     bound: dict[str, Callable[..., Any]] = {}
@@ -42,7 +42,7 @@ def take(comm: Any, taken_over: type, floors: Mapping[str, float]) -> None:
     vars(comm).update(bound, _bound=bound)
 
 
-def drop(comm: Any) -> None:
+def drop(comm: MPI.Comm) -> None:
     """Every call that `take` has bound is a method again."""
     for name, call in vars(comm).pop("_bound", {}).items():
         if vars(comm).get(name) is call:

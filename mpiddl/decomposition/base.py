@@ -34,6 +34,7 @@ from mpiddl.machine.clock import now
 from mpiddl.memory import keep_freed
 from mpiddl.node.cores import limited_threads
 from mpiddl.transport.agree import agreed, check_equal
+from mpiddl.transport.comm import AnyComm, Comm
 from mpiddl.transport.mpi import connected
 
 GRAM_MOST = 2048
@@ -52,7 +53,7 @@ class Decomposition(ABC):
 
     _center = True
 
-    def __init__(self, n_components: Any, solver: str, tol: float, random_state: Any, comm: Any, threads: int,
+    def __init__(self, n_components: Any, solver: str, tol: float, random_state: Any, comm: AnyComm | None, threads: int,
                  vr_fraction: float, batch_size: int | None, step_size: float, sync_every: int | None, sync_delay: int,
                  snapshot_fraction: float, max_passes: Any):
         self.n_components = n_components
@@ -143,7 +144,7 @@ class Decomposition(ABC):
     def _random(self) -> np.random.RandomState:
         return np.random.RandomState(self.random_state)
 
-    def _solve(self, link: Any, rows: Rows, seed: int, tell: Callable[[Moment], None] | None) -> Result:
+    def _solve(self, link: Comm, rows: Rows, seed: int, tell: Callable[[Moment], None] | None) -> Result:
         """As many components as are wanted."""
         n, total = _count(link, rows)
         least = min(n, rows.d)
@@ -167,7 +168,7 @@ class Decomposition(ABC):
                 return result.first(min(enough, k))
             k = min(2 * k, least)
 
-    def _merge(self, link: Any, rows: Rows, seed: int, after: Result | None) -> Result:
+    def _merge(self, link: Comm, rows: Rows, seed: int, after: Result | None) -> Result:
         """All batches so far."""
         if isinstance(rows, FileRows):
             rows = rows.take(np.arange(rows.n))
@@ -234,7 +235,7 @@ def _parameters(kind: type[Decomposition]) -> tuple[str, ...]:
     return tuple(one.name for one in listed if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
 
 
-def _count(link: Any, rows: Rows) -> tuple[int, float]:
+def _count(link: Comm, rows: Rows) -> tuple[int, float]:
     """Rows of all ranks, and their weight."""
     left_out = rows.numbers is not None and not len(rows.numbers)  # rows, all of weight 0
     n, total, without = map(sum, zip(*link.allgather((rows.n, rows.total, left_out)), strict=True))
@@ -250,7 +251,7 @@ def _is_number(value: Any) -> bool:
 
 
 @contextmanager
-def _alike(link: Any) -> Iterator[None]:
+def _alike(link: Comm) -> Iterator[None]:
     """What scikit-learn's checks raise on one rank is raised on all, and says where it was found; alone, as it is."""
     if link.size == 1:
         yield

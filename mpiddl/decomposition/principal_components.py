@@ -10,15 +10,17 @@ import numpy as np
 from mpiddl.decomposition.base import Decomposition, counted, variances_in
 from mpiddl.decomposition.solve import Result
 from mpiddl.errors import UsageError
+from mpiddl.transport.comm import AnyComm
 
 
 class PrincipalComponents(Decomposition):
     """`PCA` without scikit-learn: the same parameters and attributes, of rows that solvers take as they are."""
 
     def __init__(self, n_components: int | float | None = None, *, whiten: bool = False, solver: str = "auto",
-                 tol: float = 1e-8, random_state: Any = None, comm: Any = None, threads: int = 0, vr_fraction: float = 0.125,
-                 batch_size: int | None = None, step_size: float = 1.0, sync_every: int | None = None, sync_delay: int = 0,
-                 snapshot_fraction: float = 1.0, max_passes: float = 200):
+                 tol: float = 1e-8, random_state: Any = None, comm: AnyComm | None = None, threads: int = 0,
+                 vr_fraction: float = 0.125, batch_size: int | None = None, step_size: float = 1.0,
+                 sync_every: int | None = None, sync_delay: int = 0, snapshot_fraction: float = 1.0,
+                 max_passes: float = 200):
         super().__init__(n_components, solver, tol, random_state, comm, threads, vr_fraction, batch_size, step_size, sync_every,
                          sync_delay, snapshot_fraction, max_passes)
         self.whiten = whiten

@@ -36,6 +36,7 @@ from mpiddl.machine.disk import writing
 from mpiddl.machine.footprint import Peak
 from mpiddl.node.cores import node
 from mpiddl.transport.agree import agreed
+from mpiddl.transport.comm import AnyComm, Comm
 from mpiddl.transport.mpi import connected
 
 CONTENTS = ("components.npy", "mean.npy", "scores.npy", "summary.json", "scree.png", "scores.png")
@@ -47,7 +48,7 @@ MEMORY = 1 << 29
 
 
 def decompose_file(file: str, out: Path, kind: str = "pca", overwrite: bool = False,
-                   tell: Callable[[int, Moment], None] | None = None, comm: Any = None, mask: str | None = None,
+                   tell: Callable[[int, Moment], None] | None = None, comm: AnyComm | None = None, mask: str | None = None,
                    column_weights: str | None = None, memory: int = MEMORY, **settings: Any) -> dict[str, Any]:
     """Decompose a file's rows and write what comes of it.
 
@@ -179,7 +180,7 @@ def _own(matrix: Matrix, part: range, memory: int) -> Any:
     return FileRows(read, len(part), matrix.d, matrix.dtype)
 
 
-def _summary(model: Any, matrix: Matrix, link: Any, failure: Exception | None, peak: int) -> dict[str, Any]:
+def _summary(model: Any, matrix: Matrix, link: Comm, failure: Exception | None, peak: int) -> dict[str, Any]:
     names = ("explained_variance_", "explained_variance_ratio_", "singular_values_", "explained_variance_error_")
     found = {name.rstrip("_"): getattr(model, name).tolist() for name in names if hasattr(model, name)}
     sent, most = map(max, zip(*link.allgather((model.n_bytes_, peak)), strict=True))
@@ -201,7 +202,7 @@ def _summary(model: Any, matrix: Matrix, link: Any, failure: Exception | None, p
     }  # fmt: skip
 
 
-def _write(link: Any, model: Any, matrix: Matrix, part: range, rows: Any, out: Path, summary: dict[str, Any]) -> None:
+def _write(link: Comm, model: Any, matrix: Matrix, part: range, rows: Any, out: Path, summary: dict[str, Any]) -> None:
     """All results, or none: they are made in a folder aside, and what was there before stays until they are."""
     aside = out / ".writing"
     try:

@@ -10,6 +10,7 @@ import numpy as np
 from mpiddl.decomposition.base import Decomposition, variances_in
 from mpiddl.decomposition.solve import Result
 from mpiddl.errors import UsageError
+from mpiddl.transport.comm import AnyComm
 
 
 class SingularVectors(Decomposition):
@@ -18,7 +19,7 @@ class SingularVectors(Decomposition):
     _center = False
 
     def __init__(self, n_components: int = 2, *, solver: str = "auto", tol: float = 1e-8, random_state: Any = None,
-                 comm: Any = None, threads: int = 0, vr_fraction: float = 0.125, batch_size: int | None = None,
+                 comm: AnyComm | None = None, threads: int = 0, vr_fraction: float = 0.125, batch_size: int | None = None,
                  step_size: float = 1.0, sync_every: int | None = None, sync_delay: int = 0,
                  snapshot_fraction: float = 1.0, max_passes: float = 200):
         super().__init__(n_components, solver, tol, random_state, comm, threads, vr_fraction, batch_size, step_size, sync_every,

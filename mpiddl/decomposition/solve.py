@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from mpiddl.errors import ConvergenceError, UsageError
 from mpiddl.machine.clock import now
 from mpiddl.registry import SOLVERS
 from mpiddl.transport.agree import agreed
+from mpiddl.transport.comm import Comm
 
 FEW = 1 << 18
 """Numbers in the rows of all ranks up to which numpy does: what it loses in a pass, some 10 ms at most, is less than the second
@@ -77,7 +77,7 @@ class Result:
                        variances=self.variances * factor * factor, history=history, unit=unit)
 
 
-def solve(comm: Any, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1e-8, center: bool = True, seed: int = 0,
+def solve(comm: Comm, rows: Rows, k: int, *, solver: str = "auto", tol: float = 1e-8, center: bool = True, seed: int = 0,
           vr: Settings | None = None, most_passes: int = 200, tell: Callable[[Moment], None] | None = None) -> Result:
     """The ``k`` leading principal components.
 

@@ -28,9 +28,10 @@ from mpiddl.decomposition.rows.sums import allreduce
 from mpiddl.decomposition.solve import Result, solve
 from mpiddl.errors import ConvergenceError
 from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 
-def merged(comm: Any, rows: DenseRows, earlier: Result | None, k: int, center: bool, **settings: Any) -> Result:
+def merged(comm: Comm, rows: DenseRows, earlier: Result | None, k: int, center: bool, **settings: Any) -> Result:
     """All rows so far: a batch, ``rows`` on this rank, after those that ``earlier`` stands for; ``k`` or more components.
 
     ``settings`` are `solve`'s. Raises what `solve` does.

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpiddl.doctor import probes
 from mpiddl.doctor.check_result import Finding, show, worst
@@ -29,18 +29,22 @@ from mpiddl.machine.launch_line import launch_line, this_machine
 from mpiddl.transport.start import environment_trouble, initialise, load_mpi, memory_trouble
 from mpiddl.version import __version__
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 __all__ = ["Alarm", "Finding", "examine", "run", "show"]
 
 LIMIT_S = 30.0
 LEAST_FREE = 64 << 20  # bytes: a checkpoint of five million float32 parameters with Adam's two moments
 
 
-def run(comm: Any = None, *, env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> list[Finding]:
+def run(comm: MPI.Intracomm | None = None, *, env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> list[Finding]:
     """Every finding of `examine`, as a list."""
     return list(examine(comm, env=env, limit_s=limit_s))
 
 
-def examine(comm: Any = None, *, env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> Iterator[Finding]:
+def examine(comm: MPI.Intracomm | None = None, *, env: Mapping[str, str] | None = None,
+            limit_s: float = LIMIT_S) -> Iterator[Finding]:
     """Check one thing after the other.
 
     Parameters
@@ -96,7 +100,7 @@ class Alarm:
     interpreter lock in them. ``trouble`` is what went wrong on this rank, for the message.
     """
 
-    def __init__(self, comm: Any, name: str, limit_s: float):
+    def __init__(self, comm: MPI.Intracomm, name: str, limit_s: float):
         self.comm, self.name, self.limit_s, self.trouble = comm, name, limit_s, ""
         self._timer = threading.Timer(limit_s, self._end)
         self._timer.daemon = True
@@ -178,7 +182,7 @@ def _guarded(name: str, check: Any, *args: Any) -> Finding:
         return Finding(name, False, f"{type(error).__name__}: {error}")
 
 
-def _together(comm: Any, name: str, probe: Any, env: Mapping[str, str], limit_s: float) -> Finding:
+def _together(comm: MPI.Intracomm, name: str, probe: Any, env: Mapping[str, str], limit_s: float) -> Finding:
     """What a probe found on all ranks. What it made is freed, unless it failed somewhere: freeing hangs."""
     with Alarm(comm, name, limit_s) as alarm, ExitStack() as made:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,11 +19,14 @@ from mpiddl.doctor.check_result import Finding, spell
 from mpiddl.errors import CommError
 from mpiddl.machine import threads
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 LARGE = 4 << 20  # bytes: beyond the eager limit of every transport, so that the rendezvous path is tried
 LISTED = 8  # nodes that are named; a table of a hundred is not read
 
 
-def _thread_level(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
+def _thread_level(name: str, comm: MPI.Intracomm, env: Mapping[str, str], made: ExitStack) -> Finding:
     """What MPI allows threads to do."""
     from mpi4py import MPI
 
@@ -34,7 +37,7 @@ def _thread_level(name: str, comm: Any, env: Mapping[str, str], made: ExitStack)
     return Finding(name, None, level, "there is no progress thread; use an MPI library built with thread support")
 
 
-def _node_map(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
+def _node_map(name: str, comm: MPI.Intracomm, env: Mapping[str, str], made: ExitStack) -> Finding:
     """Which ranks share a node's memory, compared with which share a host name."""
     from mpi4py import MPI
 
@@ -51,7 +54,7 @@ def _node_map(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> 
     return Finding(name, None if split else True, "; ".join(named[:LISTED]) + more, remedy)
 
 
-def _threads(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
+def _threads(name: str, comm: MPI.Intracomm, env: Mapping[str, str], made: ExitStack) -> Finding:
     """The ranks of this node, and the threads each would take, against its cores."""
     node = _node(comm, made)
     cores = threads.node_cores(node.allgather(threads.cores()))
@@ -61,7 +64,7 @@ def _threads(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> F
     return Finding(name, None if note else True, value, (note or "").rpartition("; ")[2])
 
 
-def _shared_memory(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
+def _shared_memory(name: str, comm: MPI.Intracomm, env: Mapping[str, str], made: ExitStack) -> Finding:
     """Each rank writes its part of its node's shared memory and reads its neighbour's."""
     node, memory = _node_memory(comm, made)
     mine, right = memory.segments[node.rank].view(np.float64), (node.rank + 1) % node.size
@@ -73,7 +76,7 @@ def _shared_memory(name: str, comm: Any, env: Mapping[str, str], made: ExitStack
     return _compared(name, came == right + 1, f"got {came:g} from rank {right}, expected {right + 1}", remedy)
 
 
-def _one_sided(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
+def _one_sided(name: str, comm: MPI.Intracomm, env: Mapping[str, str], made: ExitStack) -> Finding:
     """Put, Get, Accumulate and Fetch_and_op between all ranks, with sums that come out exactly."""
     from mpi4py import MPI
 
@@ -110,7 +113,7 @@ def _one_sided(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) ->
     return _compared(name, well, came, "Open MPI: set OMPI_MCA_osc=^ucx; otherwise ask your site")
 
 
-def _ring(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
+def _ring(name: str, comm: MPI.Intracomm, env: Mapping[str, str], made: ExitStack) -> Finding:
     """A small and a large message to the right neighbour, from the left one."""
     left, right, seconds = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size, []
     remedy = "if only large messages fail, processes cannot read each other's memory; Open MPI: set OMPI_MCA_smsc=^cma"
@@ -122,7 +125,7 @@ def _ring(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Find
     return Finding(name, True, f"8 B in {seconds[0] * 1e6:.0f} us, 4 MiB in {seconds[1] * 1e3:.1f} ms")
 
 
-def _allreduce(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
+def _allreduce(name: str, comm: MPI.Intracomm, env: Mapping[str, str], made: ExitStack) -> Finding:
     """A sum over all ranks that comes out exactly."""
     total, seconds = comm.size * (comm.size + 1) / 2, []
     for nbytes in (8, LARGE):
@@ -134,7 +137,7 @@ def _allreduce(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) ->
     return Finding(name, True, f"8 B in {seconds[0] * 1e6:.0f} us, 4 MiB in {seconds[1] * 1e3:.1f} ms")
 
 
-def _node(comm: Any, made: ExitStack) -> Any:
+def _node(comm: MPI.Intracomm, made: ExitStack) -> Any:
     """The ranks of ``comm`` that share this node's memory."""
     from mpi4py import MPI
 
@@ -143,7 +146,7 @@ def _node(comm: Any, made: ExitStack) -> Any:
     return node
 
 
-def _node_memory(comm: Any, made: ExitStack) -> tuple[Any, Any]:
+def _node_memory(comm: MPI.Intracomm, made: ExitStack) -> tuple[Any, Any]:
     """The same as a communicator of ours, and memory that they share; a `CommError` on all of them where there is none."""
     from mpiddl.transport.mpi import MpiComm  # not above: it wants compiled kernels, and the doctor tells why there are none
 
@@ -157,7 +160,7 @@ def _compared(name: str, well: bool, came: str, remedy: str) -> Finding:
     return Finding(name, True, "works") if well else Finding(name, False, came, remedy)
 
 
-def _timed(comm: Any, call: Any) -> float:
+def _timed(comm: MPI.Intracomm, call: Any) -> float:
     """Seconds of the second call, on the slowest rank: the first makes the connections."""
     from mpi4py import MPI
 

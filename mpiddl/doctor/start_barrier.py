@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpiddl.doctor.check_result import Finding
 from mpiddl.machine import launch
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 LATE_S = 1.0
 """How late a rank comes, and the others with it if all is well; a barrier of many nodes takes some milliseconds."""
@@ -27,7 +30,7 @@ REMEDY = ("Open MPI may sometimes crash at the start: export SLURM_PMIX_FENCE=ri
           "or PMIxCollFence=ring in your site's mpi.conf")  # fmt: skip
 
 
-def probe(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Finding:
+def probe(name: str, comm: MPI.Intracomm, env: Mapping[str, str], made: ExitStack) -> Finding:
     """Have a rank of the first node come late to a barrier of PMIx, then one of the last."""
     promised = launch.promise(env)
     by_slurm = promised.launcher == launch.SRUN and promised.protocol.startswith("pmix")
@@ -43,7 +46,7 @@ def probe(name: str, comm: Any, env: Mapping[str, str], made: ExitStack) -> Find
     return Finding(name, None, "ranks of a node continue before ranks of other nodes arrive", REMEDY)
 
 
-def _held(comm: Any, fence: Callable[[], None], late: int, nodes: list[Any]) -> bool:
+def _held(comm: MPI.Intracomm, fence: Callable[[], None], late: int, nodes: list[Any]) -> bool:
     """Whether this rank was held back until the rank ``late`` came, which need not hold for ranks of the same node."""
     comm.Barrier()
     if comm.rank == late:

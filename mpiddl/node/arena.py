@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 from mpiddl.errors import ShapeError, UsageError
 from mpiddl.memory import aligned_zeros
 from mpiddl.node.topology import neighbours
+from mpiddl.transport.comm import Comm
 
 
 class Arena:
@@ -39,7 +40,7 @@ class Arena:
     [[0.0, 1.0], [0.0, 1.0], [2.0]]
     """
 
-    def __init__(self, comm: Any):
+    def __init__(self, comm: Comm):
         self._local = neighbours(comm).local
         self._private: dict[str, np.ndarray] = {}
         self._peers: dict[str, list[np.ndarray]] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from mpiddl import kernels
 from mpiddl.errors import CommError
 from mpiddl.machine.clock import now
 from mpiddl.transport.base import PATIENCE
+from mpiddl.transport.comm import Comm
 
 PAUSE_S = 0.0001
 """Slept by who has waited for a millisecond: the rank it waits for may need the core."""
@@ -42,7 +42,7 @@ class Guard:
     WORDS = 64
     """`mpiddl.kernels.node.lock.WORDS`, without loading it."""
 
-    def __init__(self, comm: Any, words: np.ndarray, limit_s: float = float("inf")):
+    def __init__(self, comm: Comm, words: np.ndarray, limit_s: float = float("inf")):
         self._comm, self._words, self._limit_s, self._lock = comm, words, limit_s, kernels.lock
         self._state = np.zeros(kernels.lock.STATE, np.int64)
 

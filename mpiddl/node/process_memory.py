@@ -10,9 +10,10 @@ import ctypes
 import os
 import secrets
 import sys
-from typing import Any
 
 import numpy as np
+
+from mpiddl.transport.comm import Comm
 
 TOKEN_BYTES = 16
 
@@ -21,7 +22,7 @@ class _Vector(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
-def processes(local: Any) -> np.ndarray | None:
+def processes(local: Comm) -> np.ndarray | None:
     """Process numbers of the ranks of one node, int32, shape (size,), if each of them can read all others' memory; else None.
 
     A number says nothing where ranks have numbers of their own (containers), so each rank looks for what the other one
@@ -34,7 +35,7 @@ def processes(local: Any) -> np.ndarray | None:
     return local.kept("processes", lambda: _find(local))
 
 
-def _find(local: Any) -> np.ndarray | None:
+def _find(local: Comm) -> np.ndarray | None:
     token = np.frombuffer(secrets.token_bytes(TOKEN_BYTES), np.uint8)
     told = local.setup_allgather((os.getpid(), token.ctypes.data, token.tobytes()))
     # The second all-gather also keeps every token where it is until all have looked.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from mpiddl.errors import CommError
+from mpiddl.transport.comm import Comm
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Neighbours:
         All ranks, node by node.
     """
 
-    def __init__(self, comm: Any):
+    def __init__(self, comm: Comm):
         self.topology = Topology(comm.nodes())
         node, local = self.topology.node(comm.rank), self.topology.local(comm.rank)
         self.local = comm.Create(self.topology.nodes[node])
@@ -96,7 +96,7 @@ class Neighbours:
         self.ring = comm.Create(self.topology.ring)
 
 
-def neighbours(comm: Any) -> Neighbours:
+def neighbours(comm: Comm) -> Neighbours:
     """Nodes, leaders and cross communicators of ``comm``; they live as long as it does.
 
     Communication

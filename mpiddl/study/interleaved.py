@@ -16,6 +16,7 @@ import numpy as np
 
 from mpiddl.machine.clock import now
 from mpiddl.testbed import link_bytes
+from mpiddl.transport.comm import Comm
 
 SAMPLE_S = 0.0005
 """Of shorter calls, a sample is the mean of several: the ranks leave a barrier a microsecond or two apart."""
@@ -49,7 +50,7 @@ class Contender:
     link_bytes: int = 0
 
 
-def take_turns(comm: Any, contenders: dict[str, Contender], seconds: float) -> None:
+def take_turns(comm: Comm, contenders: dict[str, Contender], seconds: float) -> None:
     """Measure all for about ``seconds``; fills in their samples, and the bytes of one call.
 
     Communication
@@ -68,7 +69,7 @@ def take_turns(comm: Any, contenders: dict[str, Contender], seconds: float) -> N
             contenders[name].seconds += [read for _, read in samples]
 
 
-def _count(comm: Any, contender: Contender) -> float:
+def _count(comm: Comm, contender: Contender) -> float:
     """Seconds of one call as the second one takes them; its bytes are noted."""
     contender.write()
     contender.call()
@@ -80,7 +81,7 @@ def _count(comm: Any, contender: Contender) -> float:
     return elapsed
 
 
-def _sample(comm: Any, contender: Contender, count: int) -> tuple[float, float]:
+def _sample(comm: Comm, contender: Contender, count: int) -> tuple[float, float]:
     """Seconds of a call, and of a call with the reading of its result, the mean of ``count``, on the slowest rank."""
     called = read = 0.0
     for _ in range(count):

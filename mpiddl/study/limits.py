@@ -7,13 +7,13 @@ Ethernet, IP and TCP headers take 4.6 % at an MTU of 1,500 bytes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mpiddl.memory import aligned_zeros
 from mpiddl.node.topology import Neighbours
 from mpiddl.study.interleaved import Contender
+from mpiddl.transport.comm import Comm
 
 HEADERS = 1.046
 
@@ -24,7 +24,7 @@ def free_memory() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
-def memory_limit(local: Any, n: int, dtype: np.dtype, streams: int) -> Contender:
+def memory_limit(local: Comm, n: int, dtype: np.dtype, streams: int) -> Contender:
     """All ranks of a node move ``n`` elements once between them: c = a + b (3 streams), or b = a (2)."""
     share = n // local.size
     first, second, third = (aligned_zeros(share, dtype) for _ in range(3))

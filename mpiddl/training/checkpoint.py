@@ -27,6 +27,7 @@ from mpiddl.machine.disk import writing
 from mpiddl.memory import FlatBuffer
 from mpiddl.strategies.base import Pending
 from mpiddl.transport.agree import agreed
+from mpiddl.transport.comm import Comm
 from mpiddl.version import __version__
 
 FORMAT, VERSION = "mpiddl-checkpoint", 1
@@ -52,7 +53,7 @@ class Checkpoint(NamedTuple):
     state: Any
 
 
-def save(comm: Any, folder: Path, step: int, model: Arrays, optimiser: Arrays, own: Arrays, state: Any,
+def save(comm: Comm, folder: Path, step: int, model: Arrays, optimiser: Arrays, own: Arrays, state: Any,
          meta: Mapping[str, Any], keep: int, begun: int | None = None) -> dict[str, Any]:
     """Write a checkpoint and return its manifest.
 

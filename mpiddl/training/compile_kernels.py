@@ -12,9 +12,10 @@ from mpiddl.node.topology import neighbours
 from mpiddl.optim import clip_norm
 from mpiddl.strategies import Strategy
 from mpiddl.training.job import Job
+from mpiddl.transport.comm import Comm
 
 
-def warm(comm: Any, model: Any, optimiser: Any, rows: ShardedRows, job: Job, strategy: Strategy) -> None:
+def warm(comm: Comm, model: Any, optimiser: Any, rows: ShardedRows, job: Job, strategy: Strategy) -> None:
     """Compile, or load from numba's cache, every kernel of a training step: one rank of each node first. Collective."""
     local = neighbours(comm).local
     if local.rank == 0:

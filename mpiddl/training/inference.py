@@ -19,6 +19,7 @@ from mpiddl.training.evaluation import evaluate_rows
 from mpiddl.training.prediction import Trained, class_numbers, load_with, note_of_scale, outputs, predictions
 from mpiddl.training.request import search_path
 from mpiddl.transport.agree import agreed
+from mpiddl.transport.comm import AnyComm, Comm
 from mpiddl.transport.mpi import connected
 from mpiddl.transport.uncaught import public
 
@@ -26,7 +27,7 @@ CHUNK = 4096  # rows a rank holds at once: 12 MiB of CIFAR-10 in float32
 
 
 @public
-def evaluate_run(run: Path, data: str | None = None, comm: Any = None, model: Any = None) -> dict[str, Any]:
+def evaluate_run(run: Path, data: str | None = None, comm: AnyComm | None = None, model: Any = None) -> dict[str, Any]:
     """Mean loss and accuracy of a trained model on test rows, the same on every rank.
 
     Parameters
@@ -58,7 +59,7 @@ def evaluate_run(run: Path, data: str | None = None, comm: Any = None, model: An
 
 
 @public
-def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: Any = None, model: Any = None) -> int:
+def predict_run(run: Path, rows: str, output: Path, raw: bool = False, comm: AnyComm | None = None, model: Any = None) -> int:
     """Write what the model says of ``rows`` into ``output``, each rank its own rows; returns the number of rows.
 
     Parameters
@@ -194,7 +195,7 @@ def _fill(path: Path, trained: Trained, inputs: _Inputs, part: range, raw: bool)
     return note
 
 
-def _say(link: Any, note: str) -> None:
+def _say(link: Comm, note: str) -> None:
     """Print one rank's note once, on standard error. Collective."""
     said = next(filter(None, link.allgather(note)), "")
     if said and link.rank == 0:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from mpiddl.testbed.links import Link, link_bytes
+from mpiddl.transport.comm import Comm
 
 NONE = Link(0, 0, 0, 0)
 
@@ -30,7 +30,7 @@ class Traffic:
     Collective: which rank is on which node; between real nodes two barriers.
     """
 
-    def __init__(self, comm: Any, read: Callable[[], Link] = link_bytes):
+    def __init__(self, comm: Comm, read: Callable[[], Link] = link_bytes):
         homes = comm.nodes()
         self._comm, self._read = comm, read
         self.counted = comm.processes and len(set(homes)) > 1

@@ -17,6 +17,7 @@ from mpiddl.training.conditions import Conditions
 from mpiddl.training.job import FIELDS, Job, make_job, read_drop, read_slow, without_aliases
 from mpiddl.training.run_folder import Folder
 from mpiddl.transport.agree import agreed, check_equal
+from mpiddl.transport.comm import Comm
 from mpiddl.user_code import check_members, is_reference
 from mpiddl.version import __version__
 
@@ -58,7 +59,7 @@ class Request(NamedTuple):
         return [name for name in ("model", "data", "optimiser", "strategy") if is_object(getattr(self, name))]
 
 
-def agreed_job(control: Any, request: Request) -> tuple[Folder | None, Path | None, Job, Strategy]:
+def agreed_job(control: Comm, request: Request) -> tuple[Folder | None, Path | None, Job, Strategy]:
     """The settings that every rank was given, and what follows from them alone. Collective."""
     with agreed(control):
         folder, earlier, settings = _settings(request)
@@ -100,7 +101,7 @@ def _check_parameters(job: Job) -> None:
                              f"optimiser: Class({name}={value:g}) or MODULE:CLASS:{name}={value:g}")
 
 
-def asked_for(link: Any, request: Request) -> Job:
+def asked_for(link: Comm, request: Request) -> Job:
     """The settings, before anything is made of them. Collective."""
     with agreed(link):
         job = make_job(_settings(request)[2])

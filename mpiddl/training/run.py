@@ -33,6 +33,7 @@ from mpiddl.training.watch import Watch
 from mpiddl.transport import virtual
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.clock_offset import clock_offset
+from mpiddl.transport.comm import AnyComm, Comm
 from mpiddl.transport.meter import BYTES_BASIS
 from mpiddl.transport.mpi import connect, failing_together
 from mpiddl.transport.uncaught import public
@@ -88,7 +89,7 @@ class Result:
 
 
 @public
-def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = None, out: str | Path | None = None,
+def train(model: Any = None, data: Any = None, *, test: Any = None, comm: AnyComm | None = None, out: str | Path | None = None,
           resume: bool = False, resume_step: int | None = None, overwrite: bool = False, quiet: bool = False,
           optimiser: Any = None, strategy: Any = None, **settings: Any) -> Result:
     """Train a model on all ranks; the same call, in the same program, on one rank without mpiexec.
@@ -148,7 +149,7 @@ def train(model: Any = None, data: Any = None, *, test: Any = None, comm: Any = 
                        settings, resume_step), comm)
 
 
-def run(request: Request, comm: Any = None) -> Result:
+def run(request: Request, comm: AnyComm | None = None) -> Result:
     """What `train` does, as it was asked for. Collective over ``comm``."""
     link = connect(comm, os.environ if comm is None else None)
     with failing_together(link), _enough_memory():
@@ -166,7 +167,7 @@ def describe(request: Request) -> str:
     return text
 
 
-def _on_workers(link: Any, request: Request, call: Callable[[Any, Request], Any]) -> Any:
+def _on_workers(link: Comm, request: Request, call: Callable[[Any, Request], Any]) -> Any:
     """``call(comm, request)`` on the ranks of ``link``, or on as many virtual ones as are asked for. Collective."""
     job = asked_for(link, request)
     if not job.simulate or link.simulated:
@@ -175,7 +176,7 @@ def _on_workers(link: Any, request: Request, call: Callable[[Any, Request], Any]
     return virtual.run(job.simulate, lambda comm: call(comm, request), nodes, Wire(job.message_seconds))[0]
 
 
-def _train(link: Any, request: Request) -> Result:
+def _train(link: Comm, request: Request) -> Result:
     """On the ranks of ``link``. Collective."""
     control = link.Dup()
     if isinstance(control, virtual.VirtualComm):
@@ -193,7 +194,7 @@ def _enough_memory() -> Iterator[None]:
         raise UsageError(f"out of memory{detail}; try a smaller `hidden` or `batch`, or more ranks") from None
 
 
-def _run(link: Any, control: Any, session: Session) -> Result:
+def _run(link: Comm, control: Comm, session: Session) -> Result:
     """Train, test and keep. Collective."""
     state, earlier = starting_state(link, control, session)
     folder, history = session.folder, []
@@ -251,12 +252,12 @@ def _run(link: Any, control: Any, session: Session) -> Result:
     return Result(session.model, state.params.views, summary, history, control.rank)
 
 
-def _pace(link: Any, job: Job) -> Pace | None:
+def _pace(link: Comm, job: Job) -> Pace | None:
     conditions = Conditions(read_slow(job.slow), job.jitter, job.seed, read_drop(job.drop))
     return conditions.pace(link, job.step_seconds) if conditions or link.simulated else None
 
 
-def _finish(link: Any, control: Any, session: Session, state: State, watch: Watch,
+def _finish(link: Comm, control: Comm, session: Session, state: State, watch: Watch,
             final: np.ndarray | None) -> dict[str, Any] | None:
     """Let the strategy finish, and keep the outcome; returns the last checkpoint's manifest. Collective.
 
@@ -283,13 +284,13 @@ def _lines_path(folder: Folder, rank: int) -> Path:
     return folder.metrics if rank == 0 else folder.metrics.with_stem(f"metrics-{rank:05d}")
 
 
-def _metrics(link: Any, control: Any, session: Session, lines: Lines, earlier: Checkpoint | None) -> Metrics:
+def _metrics(link: Comm, control: Comm, session: Session, lines: Lines, earlier: Checkpoint | None) -> Metrics:
     before = earlier.manifest if earlier else {}
     return Metrics(control, link.meter, clock_offset(control), lines, session.strategy.lockstep, before.get("elapsed", 0.0),
                    before.get("bytes_sent", 0))
 
 
-def _summary(control: Any, session: Session, state: State, metrics: Metrics, splits: list[Split], tested: Evaluation,
+def _summary(control: Comm, session: Session, state: State, metrics: Metrics, splits: list[Split], tested: Evaluation,
              ended: str, manifest: dict[str, Any] | None) -> dict[str, Any]:
     """The result of a run as plain values, the same on every rank. Collective."""
     updates = control.allgather(state.updates // max(session.plan.placement.serves, 1))
@@ -316,7 +317,7 @@ def _summary(control: Any, session: Session, state: State, metrics: Metrics, spl
     }
 
 
-def _too_many_ranks(control: Any, session: Session, splits: list[Split]) -> list[str]:
+def _too_many_ranks(control: Comm, session: Session, splits: list[Split]) -> list[str]:
     """Sentences about ranks that the cores or the job have no use for. Ranks that serve others have to wait. Collective."""
     nodes, serves = control.allgather(node(control)), control.allgather(bool(session.plan.placement.serves))
     if not control.processes:

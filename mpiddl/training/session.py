@@ -32,6 +32,7 @@ from mpiddl.training.loop import Plan, State, applying
 from mpiddl.training.request import Request, agreed_job, is_object, optimiser_chosen, search_path
 from mpiddl.training.run_folder import Folder
 from mpiddl.transport.agree import agreed, check_equal
+from mpiddl.transport.comm import Comm
 from mpiddl.version import __version__
 
 UNEVEN = 1.2
@@ -67,7 +68,7 @@ class Session:
 
 
 @contextmanager
-def open_session(link: Any, control: Any, request: Request) -> Iterator[Session]:
+def open_session(link: Comm, control: Comm, request: Request) -> Iterator[Session]:
     """Prepare a run on all ranks, or raise the same error on all of them. Collective."""
     folder, earlier, job, strategy = agreed_job(control, request)
     strategy, choice = strategy.resolve(control)
@@ -81,7 +82,7 @@ def open_session(link: Any, control: Any, request: Request) -> Iterator[Session]
             folder.release()
 
 
-def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, earlier: Path | None, job: Job,
+def _prepared(link: Comm, control: Comm, request: Request, folder: Folder | None, earlier: Path | None, job: Job,
               strategy: Strategy, choice: str) -> Iterator[Session]:
     data, model = _agreed_data(control, job, request)
     with agreed(control):
@@ -114,7 +115,7 @@ def _prepared(link: Any, control: Any, request: Request, folder: Folder | None, 
         yield Session(request, job, folder, earlier, model, optimiser, strategy, plan, rows, test, about, notes)
 
 
-def dry_run(control: Any, request: Request) -> str:
+def dry_run(control: Comm, request: Request) -> str:
     """Everything `open_session` would check but the rows themselves, and what it would do, as lines of text. Collective."""
     _, earlier, job, strategy = agreed_job(control, request)
     strategy, choice = strategy.resolve(control)
@@ -146,7 +147,7 @@ def dry_run(control: Any, request: Request) -> str:
     return "\n".join(lines) + "\n"
 
 
-def starting_state(link: Any, control: Any, session: Session) -> tuple[State, Checkpoint | None]:
+def starting_state(link: Comm, control: Comm, session: Session) -> tuple[State, Checkpoint | None]:
     """Where the run begins: fresh weights drawn from the seed, or the newest checkpoint. Collective."""
     job, model = session.job, session.model
     params = FlatBuffer(model.shapes, job.dtype)
@@ -254,7 +255,7 @@ def _leaves(job: Job, rank: int) -> int | None:
     return begin if end is None else None
 
 
-def _agreed_data(control: Any, job: Job, request: Request) -> tuple[Data, Any]:
+def _agreed_data(control: Comm, job: Job, request: Request) -> tuple[Data, Any]:
     """The data set and the model for it, the same on every rank. Collective."""
     with agreed(control):
         data = _open_data(job, request)
@@ -331,20 +332,20 @@ def _layout(job: Job, data: Data, size: int, earlier: Path | None) -> Layout:
     return layout
 
 
-def _share_of_test(data: Data, control: Any, job: Job) -> ShardedRows | None:
+def _share_of_test(data: Data, control: Comm, job: Job) -> ShardedRows | None:
     if data.test is None:
         return None
     layout = Layout(data.test.n, control.size)
     return ShardedRows(data.test, layout, [control.rank], job.seed, job.dtype)
 
 
-def _data_note(control: Any, rows: ShardedRows, strategy: Strategy) -> str:
+def _data_note(control: Comm, rows: ShardedRows, strategy: Strategy) -> str:
     """A warning where ranks train on their own rows and these look sorted. Collective."""
     mine = "" if strategy.replicated else sorted_warning(rows.shard_labels(), rows.classes)
     return next(filter(None, control.allgather(mine)), "")
 
 
-def _scale(control: Any, rows: ShardedRows) -> dict[str, Any]:
+def _scale(control: Comm, rows: ShardedRows) -> dict[str, Any]:
     """What `mpiddl.data.row_scale` has to know of the training rows, the same on any ranks. Collective."""
     largest, of_bytes = zip(*control.allgather((rows.magnitude(), rows.bytes)), strict=True)
     return {"largest": max(largest), "bytes": any(of_bytes)}
@@ -372,7 +373,7 @@ def _done_note(job: Job, plan: Plan, earlier: Path | None) -> str:
     return f"nothing to do: all {plan.steps} steps are done ({limit}); expected a larger {wanted}"
 
 
-def _about(job: Job, strategy: Strategy, model: Any, data: Data, layout: Layout, plan: Plan, control: Any) -> dict[str, Any]:
+def _about(job: Job, strategy: Strategy, model: Any, data: Data, layout: Layout, plan: Plan, control: Comm) -> dict[str, Any]:
     """What a checkpoint says of itself, and of what is needed to use it."""
     name = MODELS.name_of(type(model))
     network = {"name": name, **{each.name: getattr(model, each.name) for each in fields(model)}} if name else {}

@@ -11,11 +11,12 @@ from typing import Any
 
 from mpiddl import errors
 from mpiddl.errors import CommError, MismatchError, MpiddlError
+from mpiddl.transport.comm import Comm
 from mpiddl.transport.uncaught import trace_of
 
 
 @contextmanager
-def agreed(comm: Any) -> Iterator[None]:
+def agreed(comm: Comm) -> Iterator[None]:
     """Work of one's own, after which all ranks go on or all raise.
 
     An `MpiddlError` on some ranks is raised, in the same words, on every rank; the words say which ranks met it unless all
@@ -57,7 +58,7 @@ def _raise_first(outcomes: list[tuple[str, str] | None]) -> None:
     raise getattr(errors, kind)(words + where) from None
 
 
-def check_equal(comm: Any, what: str, values: Mapping[str, Any]) -> None:
+def check_equal(comm: Comm, what: str, values: Mapping[str, Any]) -> None:
     """Raise a `MismatchError` on every rank unless all ranks bring the same ``values``; it names keys and ranks.
 
     Communication

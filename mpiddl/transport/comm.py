@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, Union
 
 import numpy as np
 
@@ -35,6 +35,12 @@ from mpiddl.transport.in_flight import InFlight
 from mpiddl.transport.messages import Messages
 from mpiddl.transport.meter import Meter, allreduce_bytes, bcast_bytes, booked
 from mpiddl.transport.uncaught import GRACE_S
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+AnyComm: TypeAlias = Union["MPI.Intracomm", "Comm"]
+"""What a user may pass: mpi4py's communicators, or ours."""
 
 
 class Comm:

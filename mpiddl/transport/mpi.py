@@ -5,10 +5,11 @@ mpi4py is imported when the first communicator is made, never at ``import mpiddl
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -25,14 +26,30 @@ from mpiddl.transport.base import (
     Request,
     Transport,
 )
-from mpiddl.transport.comm import Comm, NodeMemory, raise_held
+from mpiddl.transport.comm import AnyComm, Comm, NodeMemory, raise_held
 from mpiddl.transport.in_flight import InFlight
 from mpiddl.transport.shared_memory import SharedMemory
 from mpiddl.transport.start import load_mpi, start_mpi
-from mpiddl.transport.uncaught import end_job, print_once, threads_end_job
+from mpiddl.transport.uncaught import end_job, print_once
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+C = TypeVar("C", bound=Comm)
+
+Intracomm: TypeAlias = "MPI.Intracomm"
+"""A communicator of mpi4py, for annotations."""
 
 
-def connect(comm: Any = None, env: Mapping[str, str] | None = None) -> Any:
+@overload
+def connect(comm: Comm, env: Mapping[str, str] | None = None) -> Comm: ...
+
+
+@overload
+def connect(comm: MPI.Intracomm | None = None, env: Mapping[str, str] | None = None) -> MpiComm: ...
+
+
+def connect(comm: AnyComm | None = None, env: Mapping[str, str] | None = None) -> Comm:
     """A communicator of our own on the ranks of ``comm``.
 
     Parameters
@@ -59,17 +76,38 @@ def connect(comm: Any = None, env: Mapping[str, str] | None = None) -> Any:
     """
     if isinstance(comm, Comm):
         return comm.Dup()
-    MPI = load_mpi() if comm is not None else start_mpi(env or {})
-    comm = MPI.COMM_WORLD if comm is None else comm
-    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+    mpi = load_mpi() if comm is not None else start_mpi(env or {})
+    comm = mpi.COMM_WORLD if comm is None else comm
+    if isinstance(comm, mpi.Comm) and comm == mpi.COMM_NULL:
         raise CommError("comm: got a freed communicator, expected a valid one, or None for COMM_WORLD")
-    if not isinstance(comm, MPI.Intracomm):
+    if not isinstance(comm, mpi.Intracomm):
         raise CommError(f"comm: got {type(comm).__name__}, expected an mpi4py intra-communicator or None for COMM_WORLD")
-    return MpiComm.owning(MPI.Intracomm(comm).Dup())  # of a subclass of Intracomm, too: the library's own
+    return MpiComm.owning(mpi.Intracomm(comm).Dup())  # of a subclass of Intracomm, too: the library's own
 
 
 @contextmanager
-def failing_together(link: Comm) -> Iterator[Any]:
+def threads_end_job(link: Comm) -> Iterator[None]:
+    """While the block runs, an exception that ends a thread ends the job: other ranks wait for what that thread does."""
+    if link.size == 1 or not link.processes:
+        yield
+        return
+    before = threading.excepthook
+
+    def ended(args: Any) -> None:
+        if link.freed or args.exc_type is SystemExit:
+            before(args)
+        else:
+            link.end_job(args.exc_value, f" in {args.thread.name if args.thread else 'a thread'}")
+
+    threading.excepthook = ended
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+@contextmanager
+def failing_together(link: C) -> Iterator[C]:
     """An exception leaves the block on all ranks of ``link``, or, where it is one rank's alone, ends the job."""
     try:
         with threads_end_job(link):
@@ -82,7 +120,7 @@ def failing_together(link: Comm) -> Iterator[Any]:
 
 
 @contextmanager
-def connected(comm: Any, env: Mapping[str, str]) -> Iterator[Any]:
+def connected(comm: AnyComm | None, env: Mapping[str, str]) -> Iterator[Comm]:
     """`connect` for the length of a block, which ranks leave together; ``env`` counts if ``comm`` is None.
 
     A communicator of ours lends the same duplicate again and again: what was made for it, topology and shared memory, stays.
@@ -125,8 +163,8 @@ class MpiTransport(Transport, Collectives, NodeMemory, Processes):
     def __init__(self, raw: Any):
         self.raw = raw
         self.rank, self.size = raw.Get_rank(), raw.Get_size()
-        self._mpi = MPI = load_mpi()
-        self.error, self.threads = MPI.Exception, MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self._mpi = mpi = load_mpi()
+        self.error, self.threads = mpi.Exception, mpi.Query_thread() == mpi.THREAD_MULTIPLE
 
     def send(self, buf: np.ndarray, dest: int, tag: int) -> None:
         self.raw.Send(buf, dest, tag)

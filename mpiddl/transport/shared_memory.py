@@ -25,6 +25,7 @@ from mpiddl.errors import SharedMemoryError
 from mpiddl.memory import ALIGNMENT
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import PATIENCE
+from mpiddl.transport.comm import Comm
 from mpiddl.transport.memory_file import forget, mapped
 
 WHERE = "/dev/shm"
@@ -66,7 +67,7 @@ class SharedMemory:
     Collective over ``comm``: five all-gathers of small objects.
     """
 
-    def __init__(self, comm: Any, nbytes: int):
+    def __init__(self, comm: Comm, nbytes: int):
         self._comm, self.freed = comm, False
         with agreed(comm):  # numba may fail to load kernels
             flags = kernels.meet.FLAGS
@@ -97,7 +98,7 @@ class SharedMemory:
             self.freed = True
             self.segments, self.barrier = [], ()
             try:
-                self._comm.transport.barrier()  # nobody reads any more
+                self._comm.Barrier()  # nobody reads any more
             finally:  # what a signal's handler raises comes when the barrier is over
                 if self._own is not None:
                     forget(self._own)
@@ -110,7 +111,7 @@ class KernelRequest:
     ``kernel(*arguments, patience)`` says whether it is done; if not, it is called again.
     """
 
-    def __init__(self, comm: Any, kernel: Callable[..., bool], arguments: tuple[Any, ...]):
+    def __init__(self, comm: Comm, kernel: Callable[..., bool], arguments: tuple[Any, ...]):
         self._comm, self._call = comm, [*arguments, 0]
         # That it is done is known here before any signal's handler can raise an exception: the kernel is not called once more.
         self._rounds: Iterator[bool] = takewhile(not_, starmap(kernel, repeat(self._call)))
@@ -125,7 +126,7 @@ class KernelRequest:
         return next(self._rounds, True)
 
 
-def end_kernel(comm: Any, kernel: Callable[..., bool], arguments: tuple[Any, ...], over: Callable[[], bool]) -> None:
+def end_kernel(comm: Comm, kernel: Callable[..., bool], arguments: tuple[Any, ...], over: Callable[[], bool]) -> None:
     """Go on, until it is ``over``, with a kernel between whose calls a signal's handler has raised; a second exception ends it.
 
     For those that call a kernel without a request, and hold back what is raised as `mpiddl.collectives.base.Started` does.
@@ -138,7 +139,7 @@ def end_kernel(comm: Any, kernel: Callable[..., bool], arguments: tuple[Any, ...
         raise
 
 
-def _opened_by_all(comm: Any, nbytes: int, pages: int) -> tuple[int, list[int], list[int]]:
+def _opened_by_all(comm: Comm, nbytes: int, pages: int) -> tuple[int, list[int], list[int]]:
     """A new file without a name, open on every rank of the node, if there is room; and what each rank wants, and takes."""
     file, path, failed = -1, "", None
     try:
@@ -190,7 +191,7 @@ def _take(file: int, start: int, nbytes: int, size: int) -> None:
         os.posix_fallocate(file, start, nbytes)
 
 
-def _together(comm: Any, act: Callable[[], Any], nbytes: int) -> Any:
+def _together(comm: Comm, act: Callable[[], Any], nbytes: int) -> Any:
     """What ``act`` gives, or a `SharedMemoryError` on all ranks if it has failed on one; ``nbytes`` are wanted in all."""
     made, failed = None, None
     try:
@@ -201,14 +202,14 @@ def _together(comm: Any, act: Callable[[], Any], nbytes: int) -> Any:
     return made
 
 
-def _agree(comm: Any, failed: Exception | None, nbytes: int) -> None:
+def _agree(comm: Comm, failed: Exception | None, nbytes: int) -> None:
     """A `SharedMemoryError` on all ranks if something has ``failed`` on one of them; ``nbytes`` are wanted in all."""
     troubles = comm.setup_allgather(None if failed is None else _words(comm, failed, nbytes))
     if any(troubles):
         raise SharedMemoryError(f"shared memory: {next(filter(None, troubles))}")
 
 
-def _words(comm: Any, failed: Exception, nbytes: int) -> str:
+def _words(comm: Comm, failed: Exception, nbytes: int) -> str:
     """What has failed on this rank, and the remedy."""
     number = getattr(failed, "errno", None)
     if number == errno.ENOSPC:

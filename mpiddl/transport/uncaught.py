@@ -6,11 +6,9 @@ import functools
 import linecache
 import os
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -138,27 +136,6 @@ def _abort(raw: Any, code: int) -> NoReturn:
         sys.stdout.flush()
     finally:
         os._exit(code)
-
-
-@contextmanager
-def threads_end_job(link: Any) -> Iterator[None]:
-    """While the block runs, an exception that ends a thread ends the job: other ranks wait for what that thread does."""
-    if link.size == 1 or not link.processes:
-        yield
-        return
-    before = threading.excepthook
-
-    def ended(args: Any) -> None:
-        if link.freed or args.exc_type is SystemExit:
-            before(args)
-        else:
-            link.end_job(args.exc_value, f" in {args.thread.name if args.thread else 'a thread'}")
-
-    threading.excepthook = ended
-    try:
-        yield
-    finally:
-        threading.excepthook = before
 
 
 def text(error: BaseException) -> str:

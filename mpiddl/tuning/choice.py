@@ -13,6 +13,7 @@ from mpiddl.collectives.calls import READ
 from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError, UsageError
 from mpiddl.node.topology import Topology, neighbours
+from mpiddl.transport.comm import Comm
 from mpiddl.tuning import rule
 from mpiddl.tuning.fit import fit
 from mpiddl.tuning.place import place_of
@@ -135,7 +136,7 @@ def check_algorithms(algorithms: Mapping[str, str]) -> dict[str, str]:
     return dict(algorithms)
 
 
-def chooser(comm: Any, path: Path | None, asked_for: bool = False) -> Chooser:
+def chooser(comm: Comm, path: Path | None, asked_for: bool = False) -> Chooser:
     """Who chooses for ``comm``, from the table in ``path`` if there is one that fits.
 
     A table that is damaged, or of another place, is not used; `Chooser.source` says so. ``asked_for``: one ought to be there;

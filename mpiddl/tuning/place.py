@@ -8,13 +8,13 @@ import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from mpiddl.node.topology import Topology
+from mpiddl.transport.comm import Comm
 from mpiddl.tuning.table import Place, node_map
 
 
-def place_of(comm: Any, topology: Topology, env: Mapping[str, str] = os.environ) -> Place:
+def place_of(comm: Comm, topology: Topology, env: Mapping[str, str] = os.environ) -> Place:
     """This cluster, seen from this rank. Local."""
     return Place(cluster_name(env, socket.gethostname()), processor_name(), comm.library(), node_map(topology))
 

@@ -42,7 +42,12 @@ tuning                           | which algorithm for which size: rule, table, 
 models optim data                | pure functions of arrays; files to rows. No MPI
 collectives                      | all-reduce and the other collectives, one algorithm a file
 node                             | what the ranks of a node share: memory, locks, cores; topology
-transport                        | how bytes move: MPI, virtual ranks; memory that ranks share
+transport.mpi transport.virtual  | two transports: MPI, and virtual ranks in one process
+transport                        | agreement of ranks, clocks, memory that ranks share
+transport.comm                   | the communicator on any transport: counts bytes and seconds, handles failures
+transport.messages               | collectives made of messages
+transport.base                   | what a transport must offer: ten members; what it may offer beyond that
+transport.meter transport.in_flight transport.uncaught | bytes and seconds; work in flight; errors printed once
 memory layout registry testbed   | flat buffers; virtual shards; built-in classes by name; a cluster on one machine
 user_code                        | a user's own classes by name
 kernels                          | numba; installed as mpiddl.kernels

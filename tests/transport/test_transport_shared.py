@@ -118,17 +118,16 @@ def test_arrays_that_are_kept_are_zero_and_take_no_memory(link):
 def test_an_exception_as_it_is_freed_leaves_no_memory(link, monkeypatch):
     """Of a signal's handler: it comes when the barrier is over."""
 
-    class Interrupted:
-        def barrier(self, whole=link.raw):
-            whole.Barrier()
-            raise KeyboardInterrupt
+    def interrupted():
+        link.raw.Barrier()
+        raise KeyboardInterrupt
 
     memory = link.share(100_000)
     memory.segments[link.rank][:] = 1
     kept = memory.segments[link.rank]
     link.Barrier()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(link, "transport", Interrupted())
+        patch.setattr(link, "Barrier", interrupted)
         memory.Free()
     assert not kept.any()
     memory.Free()

@@ -16,6 +16,7 @@ from mpiddl import kernels
 from mpiddl.collectives import allgather, reduce_scatter
 from mpiddl.decomposition.rows.sums import allreduce
 from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 SLICED_FROM = 1 << 17
 """Numbers in a block from which on slices are worth their messages."""
@@ -24,7 +25,7 @@ SLICED_FROM = 1 << 17
 class Spread(Protocol):
     """Blocks of vectors of ``d`` entries, of which this rank has ``rows``; methods are collective unless they say so."""
 
-    comm: Any
+    comm: Comm
     d: int
     rows: int
 
@@ -50,7 +51,7 @@ class Spread(Protocol):
         """Sums over ranks: of a whole ``block`` (d, k), each its part of that, and of ``rest`` (any,), all of that."""
 
 
-def of_rank_0(comm: Any, make: Callable[[], Any]) -> Any:
+def of_rank_0(comm: Comm, make: Callable[[], Any]) -> Any:
     """What ``make`` gives on rank 0, on every rank; so is an eigenproblem that has no solution raised.
 
     Communication
@@ -69,7 +70,7 @@ def of_rank_0(comm: Any, make: Callable[[], Any]) -> Any:
     return made
 
 
-def spread_for(comm: Any, d: int, columns: int) -> Spread:
+def spread_for(comm: Comm, d: int, columns: int) -> Spread:
     """What suits blocks of so many columns."""
     return Slices(comm, d) if comm.size > 1 and d * columns >= SLICED_FROM else Whole(comm, d)
 
@@ -81,7 +82,7 @@ def _checksum(block: np.ndarray) -> int:
 class Whole:
     """Every rank has everything, and works on it as the others do."""
 
-    def __init__(self, comm: Any, d: int):
+    def __init__(self, comm: Comm, d: int):
         self.comm, self.d, self.rows = comm, d, d
 
     def sum(self, part: np.ndarray) -> np.ndarray:
@@ -114,7 +115,7 @@ class Whole:
 class Slices:
     """Every rank has ceil(d / P) entries of each vector."""
 
-    def __init__(self, comm: Any, d: int):
+    def __init__(self, comm: Comm, d: int):
         self.comm, self.d, self.rows = comm, d, -(-d // comm.size)
 
     def sum(self, part: np.ndarray) -> np.ndarray:

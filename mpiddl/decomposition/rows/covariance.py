@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from mpiddl.decomposition.rows.base import Rows
 from mpiddl.decomposition.rows.column_split import Spread, Whole
 from mpiddl.decomposition.rows.sums import allreduce
 from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 LARGEST = 1e120
 """Of sums of squares: squares of them still have squares in float64."""
@@ -56,7 +56,7 @@ class Covariance:
         How the blocks that `apply` takes and gives lie on ranks; whole on each, if nothing is said.
     """
 
-    def __init__(self, comm: Any, rows: Rows, origin: np.ndarray, center: bool = True, effort: Effort | None = None,
+    def __init__(self, comm: Comm, rows: Rows, origin: np.ndarray, center: bool = True, effort: Effort | None = None,
                  total: float = 0.0, spread: Spread | None = None):
         self.comm, self.rows, self.center, self.spread = comm, rows, center, spread or Whole(comm, rows.d)
         self.effort = effort or Effort()

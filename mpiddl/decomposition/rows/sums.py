@@ -11,11 +11,12 @@ import numpy as np
 
 from mpiddl import collectives
 from mpiddl.node.topology import neighbours
+from mpiddl.transport.comm import Comm
 
 SHORT_BYTES = 1 << 16
 
 
-def allreduce(comm: Any, source: Any, result: np.ndarray) -> None:
+def allreduce(comm: Comm, source: Any, result: np.ndarray) -> None:
     """The sum of all ranks' ``source`` in ``result``, as `mpiddl.collectives.allreduce`. Collective."""
     short = result.nbytes <= SHORT_BYTES and neighbours(comm).local.size == comm.size
     collectives.allreduce(comm, source, result, algorithm="doubling" if short else "auto")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from mpiddl.decomposition.rows.base import Rows
 from mpiddl.decomposition.rows.covariance import Covariance, Effort
 from mpiddl.decomposition.solvers.settings import Settings
 from mpiddl.decomposition.solvers.subspace import Ritz
+from mpiddl.transport.comm import Comm
 
 Enough = Callable[[Ritz, np.ndarray, bool], bool]
 """Asked after a pass, with what its components miss, and whether that is to be believed."""
@@ -36,7 +37,7 @@ class Task:
     of `vr`. ``effort``: passes and rounds are counted there. ``history``: a `Moment` for each pass so far.
     """
 
-    comm: Any
+    comm: Comm
     rows: Rows
     n: int
     k: int

@@ -9,8 +9,6 @@ where that is asked for, which doubles the speed and leaves 1e-13 of the explain
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mpiddl.decomposition.rows.base import centred_blocks
@@ -21,6 +19,7 @@ from mpiddl.decomposition.solvers.base import Enough, Solver, Task
 from mpiddl.decomposition.solvers.sample import draw
 from mpiddl.decomposition.solvers.subspace import Ritz
 from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 COLUMNS_AT_ONCE = 4096
 
@@ -46,7 +45,7 @@ class GramSolver(Solver):
         return operator, gram(task.comm, operator, task.n, task.k, task.rows.dtype if single else np.dtype(np.float64))
 
 
-def gram(comm: Any, covariance: Covariance, n: int, k: int, dtype: np.dtype) -> Ritz:
+def gram(comm: Comm, covariance: Covariance, n: int, k: int, dtype: np.dtype) -> Ritz:
     """The ``k`` leading eigenpairs of C, with zeros as residuals; ``n`` rows on all ranks together, multiplied in ``dtype``.
 
     Communication
@@ -58,7 +57,7 @@ def gram(comm: Any, covariance: Covariance, n: int, k: int, dtype: np.dtype) -> 
     return Ritz(np.maximum(values, 0.0), vectors, np.zeros_like(vectors), np.zeros((k, k)))
 
 
-def _columns(comm: Any, covariance: Covariance, k: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def _columns(comm: Comm, covariance: Covariance, k: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """From C, (d, d); its diagonal has the columns' variances, and their means come along."""
     rows, d = covariance.rows, covariance.rows.d
     products, sums, origin = np.zeros((d, d)), np.zeros(d), covariance.origin
@@ -79,7 +78,7 @@ def _columns(comm: Any, covariance: Covariance, k: int, dtype: np.dtype) -> tupl
     return of_rank_0(comm, lambda: _leading(products, k))
 
 
-def _rows(comm: Any, covariance: Covariance, k: int) -> tuple[np.ndarray, np.ndarray]:
+def _rows(comm: Comm, covariance: Covariance, k: int) -> tuple[np.ndarray, np.ndarray]:
     """From K, (n, n)."""
     rows = covariance.rows
     covariance.measure()

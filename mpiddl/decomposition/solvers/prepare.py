@@ -15,6 +15,7 @@ import numpy as np
 from mpiddl.decomposition.rows.base import Rows
 from mpiddl.decomposition.rows.covariance import NotFinite
 from mpiddl.decomposition.solvers.sample import strata
+from mpiddl.transport.comm import Comm
 
 LOOKED_AT = 24
 """Rows of all ranks together."""
@@ -46,7 +47,7 @@ class Prepared(NamedTuple):
         return scaled if self.scale > LARGEST_UNDONE else scaled.in_unit(1.0)
 
 
-def prepare(comm: Any, rows: Rows, n: int, center: bool, seed: int) -> Prepared:
+def prepare(comm: Comm, rows: Rows, n: int, center: bool, seed: int) -> Prepared:
     """The same ``rows``, or such as can be worked with.
 
     Communication

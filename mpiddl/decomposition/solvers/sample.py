@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from mpiddl.decomposition.rows.covariance import Covariance, Effort, NotFinite
 from mpiddl.decomposition.rows.sums import allreduce
 from mpiddl.decomposition.solvers.davidson import Apply, lanczos
 from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 CLOSER = 2
 """Times as many rows for a closer look."""
@@ -30,7 +31,7 @@ class Sample(NamedTuple):
     share: float
 
 
-def most_taken(comm: Any, rows: Rows) -> int:
+def most_taken(comm: Comm, rows: Rows) -> int:
     """Rows of all ranks that a sample should have at most: no rank has to take more than it should.
 
     Communication
@@ -42,7 +43,7 @@ def most_taken(comm: Any, rows: Rows) -> int:
     return min([n, *(most * n // own for own, most in limits if own)])
 
 
-def draw(comm: Any, rows: Rows, n: int, most: int, seed: int, effort: Effort) -> Sample:
+def draw(comm: Comm, rows: Rows, n: int, most: int, seed: int, effort: Effort) -> Sample:
     """About ``most`` of all ranks' ``n`` rows at random, from each rank in proportion to what it has; all if they are fewer.
 
     Communication
@@ -112,7 +113,7 @@ def strata(n: int, wanted: int, random: np.random.Generator) -> np.ndarray:
     return edges[:-1] + (random.random(wanted) * np.diff(edges)).astype(np.int64)
 
 
-def covariance(comm: Any, sample: Sample, center: bool, effort: Effort) -> np.ndarray:
+def covariance(comm: Comm, sample: Sample, center: bool, effort: Effort) -> np.ndarray:
     """The sample's covariance, shape (d, d), float32, in which it may overflow.
 
     Communication
@@ -149,7 +150,7 @@ def warm_start(spread: Spread, sample: Sample, columns: int, center: bool, seed:
     return result
 
 
-def warm_start_of(comm: Any, products: np.ndarray, columns: int, seed: int) -> np.ndarray:
+def warm_start_of(comm: Comm, products: np.ndarray, columns: int, seed: int) -> np.ndarray:
     """The same from the sample's covariance: no communication but the small one of `davidson`."""
     def apply(w: np.ndarray) -> np.ndarray:
         return (products @ w.astype(np.float32)).astype(np.float64)

@@ -9,7 +9,6 @@ Columns do not need each other: every rank has some of them, and an all-gather o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from mpiddl.decomposition.solvers.davidson import Directions
 from mpiddl.decomposition.solvers.iterative import Iterative
 from mpiddl.decomposition.solvers.sample import Sample, covariance, warm_start_of
 from mpiddl.decomposition.solvers.subspace import Ritz
+from mpiddl.transport.comm import Comm
 
 STEPS = 6
 """Of conjugate gradients: the sample's own error is reached before."""
@@ -29,7 +29,7 @@ STEPS = 6
 class Subsample:
     """Directions preconditioned by a sample's covariance (d, d), float32, the same on every rank."""
 
-    def __init__(self, comm: Any, sample: np.ndarray, steps: int = STEPS):
+    def __init__(self, comm: Comm, sample: np.ndarray, steps: int = STEPS):
         self._comm, self._sample, self._steps = comm, sample, steps
 
     def __call__(self, ritz: Ritz) -> np.ndarray:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import sqrt
-from typing import Any
 
 import numpy as np
 
@@ -36,6 +35,7 @@ from mpiddl.decomposition.solvers.error_estimates import missed_variance
 from mpiddl.decomposition.solvers.sample import draw, most_taken
 from mpiddl.decomposition.solvers.subspace import Ritz
 from mpiddl.transport.base import IN_PLACE
+from mpiddl.transport.comm import Comm
 
 
 class PlainVRSolver(Solver):
@@ -56,7 +56,7 @@ class PlainVRSolver(Solver):
         return operator, vr_plain(comm, operator, task.k, over, step=task.vr.step, seed=task.seed)
 
 
-def vr_plain(comm: Any, covariance: Covariance, k: int, done: Callable[[Ritz], bool], *, step: float = 1.0,
+def vr_plain(comm: Comm, covariance: Covariance, k: int, done: Callable[[Ritz], bool], *, step: float = 1.0,
              seed: int = 0) -> Ritz:
     """``k`` leading eigenpairs; ``done`` is asked after every exact pass. ``step`` multiplies the published step size."""
     rows = covariance.rows

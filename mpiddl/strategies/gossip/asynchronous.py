@@ -68,7 +68,7 @@ class Rounds:
     state: Any
     params: np.ndarray
 
-    def __init__(self, comm: Any, rule: Any):
+    def __init__(self, comm: Comm, rule: Any):
         self._comm, self._rule = comm, rule
         self._mail = Mailbox(comm, self._room)
         self._given: dict[int, np.ndarray] = {}  # by asked rank: the parameters at the time of asking
@@ -241,7 +241,7 @@ class OwnPace(Strategy):
     def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
         return self.rule.figures(comm, state, replica)
 
-    def _rounds(self, comm: Any, state: Any, replica: Replica) -> Rounds:
+    def _rounds(self, comm: Comm, state: Any, replica: Replica) -> Rounds:
         """The exchanges in flight; created at the first step, also of a resumed run."""
         rounds: Rounds = comm.kept((self, "rounds"), lambda: self.kind(comm, self.rule))
         rounds.state, rounds.params = state, replica.params

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpiddl.transport.comm import Comm
+
 PAUSE_S = 0.0005
 """Seconds between two polls of a rank that only waits."""
 
@@ -35,7 +37,7 @@ class Mailbox:
         ``room(tag)`` returns an array for a message with ``tag``.
     """
 
-    def __init__(self, comm: Any, room: Callable[[int], np.ndarray]):
+    def __init__(self, comm: Comm, room: Callable[[int], np.ndarray]):
         self._comm, self._room = comm, room
         self._coming: list[tuple[Any, Letter]] = []
         self._going: list[Any] = []

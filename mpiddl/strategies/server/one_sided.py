@@ -117,7 +117,7 @@ class OneSided(Strategy):
     def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
         return {"staleness": staleness(state["delays"])}
 
-    def _store(self, comm: Any, state: Any, replica: Replica) -> Store:
+    def _store(self, comm: Comm, state: Any, replica: Replica) -> Store:
         """The store; opened by `init`, or at the first step of a resumed run."""
 
         def opened() -> Store:

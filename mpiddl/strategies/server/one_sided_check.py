@@ -18,6 +18,7 @@ from mpiddl.node.topology import neighbours
 from mpiddl.strategies.base import Replica
 from mpiddl.strategies.server.push import Push
 from mpiddl.strategies.server.shards import Store
+from mpiddl.transport.comm import Comm
 
 TIMES, SIZE = 25, 512
 """Changes by each rank, and words per change: more than a cache line, less than a cache."""
@@ -26,7 +27,7 @@ LIMIT_S = 60.0
 """Seconds after which a lock counts as broken. A hundred ranks on one core need less."""
 
 
-def trouble(comm: Any) -> str:
+def trouble(comm: Comm) -> str:
     """The reason why one-sided communication does not work on ``comm``, or "". The same on every rank.
 
     Communication
@@ -47,14 +48,14 @@ def trouble(comm: Any) -> str:
     return next(filter(None, comm.setup_allgather(_between_nodes(comm))), "")
 
 
-def _compile(local: Any) -> None:
+def _compile(local: Comm) -> None:
     """Compile the kernels on one rank of each node; the others load them from numba's cache."""
     if local.rank == 0:
         _change(Guard(local, np.zeros(Guard.WORDS, np.int64)), np.zeros(SIZE, np.int64), 0, 1)
     local.patient_barrier()
 
 
-def _on_node(local: Any) -> str:
+def _on_node(local: Comm) -> str:
     """The problem on this node, as seen by this rank, or ""."""
     try:
         memory = local.share(8 * (Guard.WORDS + SIZE) if local.rank == 0 else 0)
@@ -74,7 +75,7 @@ def _on_node(local: Any) -> str:
     return f"shared memory failed its trial: {failure}" if failure else ""
 
 
-def _between_nodes(comm: Any) -> str:
+def _between_nodes(comm: Comm) -> str:
     """The problem with serving threads, or "". Every rank serves a shard and stamps all shards."""
 
     replica = Replica(np.zeros(SIZE * comm.size), {}, rate=lambda steps: 0.0)

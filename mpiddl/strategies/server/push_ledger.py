@@ -8,11 +8,10 @@ meetings. Cost: a lock and some words of shared memory.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mpiddl.node.guard import Guard
+from mpiddl.transport.comm import Comm
 
 ENTERED, MET, ARRIVED, ROUND, LEFT = range(5)
 
@@ -30,7 +29,7 @@ class Ledger:
 
     WORDS = Guard.WORDS + 16
 
-    def __init__(self, comm: Any, words: np.ndarray):
+    def __init__(self, comm: Comm, words: np.ndarray):
         self._workers, self._guard, self._words = comm.size, Guard(comm, words[: Guard.WORDS]), words[Guard.WORDS :]
 
     def begin(self, entered: int, met: int) -> None:

@@ -16,6 +16,7 @@ from mpiddl.memory import ALIGNMENT
 from mpiddl.node.guard import Guard
 from mpiddl.strategies.base import Replica
 from mpiddl.strategies.server.push import Push, layers_of
+from mpiddl.transport.comm import Comm
 
 PARAMS, MOMENT = "params", "moment."
 
@@ -43,7 +44,7 @@ class Shard:
         Its lock, which counts the applied pushes.
     """
 
-    def __init__(self, comm: Any, rule: Any, replica: Replica, span: tuple[int, int], segment: np.ndarray):
+    def __init__(self, comm: Comm, rule: Any, replica: Replica, span: tuple[int, int], segment: np.ndarray):
         self._rule, self._replica, self._workers, self.span = rule, replica, comm.size, span
         self._layers = layers_of(replica.layers, *span)
         self.guard = Guard(comm, segment[: 8 * Guard.WORDS].view(np.int64))

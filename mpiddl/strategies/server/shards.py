@@ -14,6 +14,7 @@ from mpiddl.strategies.base import Replica
 from mpiddl.strategies.server.push_ledger import Ledger
 from mpiddl.strategies.server.remote_shard import Desk, Line, RemoteLedger, RemoteShard
 from mpiddl.strategies.server.shard import MOMENT, Shard
+from mpiddl.transport.comm import Comm
 from mpiddl.transport.meter import booked
 
 PAUSE_S = 0.001
@@ -52,7 +53,7 @@ class Store:
     Collective over ``comm``: shared memory for each node, a barrier, and with several nodes two duplications.
     """
 
-    def __init__(self, comm: Any, rule: Any, replica: Replica, saved: dict[str, Any] | None = None,
+    def __init__(self, comm: Comm, rule: Any, replica: Replica, saved: dict[str, Any] | None = None,
                  limit_s: float = float("inf")):
         self._comm, self._parts, self.freed = comm, (rule, replica), False
         self.spans = [block_bounds(replica.params.size, rule.servers, number) for number in range(rule.servers)]
@@ -78,7 +79,7 @@ class Store:
         if self._mine < 0:
             return None
         met = self._book().met if self._mine == 0 else 0
-        return {**self.shards[self._mine].saved(), "met": met, "far": self._desk.saved if self._desk else {}}
+        return {**self._shard(self._mine).saved(), "met": met, "far": self._desk.saved if self._desk else {}}
 
     def meet(self, version: int, every: int, budget: int) -> bool:
         """Wait for the other ranks if a meeting is due. Returns whether all ranks meet; then no messages are in flight."""

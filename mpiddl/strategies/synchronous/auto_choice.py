@@ -6,9 +6,10 @@ For sums after the backward pass, a table of ``mpiddl tune`` for this machine ta
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpiddl.node.topology import neighbours
+from mpiddl.transport.comm import Comm
 from mpiddl.tuning import chooser
 from mpiddl.tuning.place import table_path
 
@@ -35,7 +36,7 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose(comm: Any, nbytes: int) -> Choice:
+def choose(comm: Comm, nbytes: int) -> Choice:
     """Return the choice for a gradient of ``nbytes`` on the ranks of ``comm``, the same on every rank.
 
     Communication
