@@ -24,7 +24,8 @@ from mpiddl.errors import ConvergenceError, UsageError
 from mpiddl.machine import threads
 from mpiddl.machine.clock import now
 from mpiddl.strategies import describe, make_strategy
-from mpiddl.strategies.server.two_sided import ONE_SIDED, ParameterServer
+from mpiddl.strategies.by_name import registered
+from mpiddl.strategies.server.rule import ONE_SIDED, Rule
 from mpiddl.training.run import train
 from mpiddl.transport import virtual
 from mpiddl.version import __version__
@@ -108,7 +109,7 @@ def slow(pattern: str, workers: int) -> str:
     return ",".join(f"{worker}:{factor:g}" for worker, factor in factors.items())
 
 
-def read_rule(text: str) -> ParameterServer:
+def read_rule(text: str) -> Rule:
     """The strategy that a rule names.
 
     Raises
@@ -116,8 +117,8 @@ def read_rule(text: str) -> ParameterServer:
     UsageError
         It is none, or none that workers meet at their own pace over messages.
     """
-    rule = make_strategy(text)
-    if not isinstance(rule, ParameterServer):
+    rule = registered(make_strategy(text))
+    if not isinstance(rule, Rule):
         raise UsageError(f"rules: got {text!r}, expected parameter servers such as asgd or ddc-asgd")
     if rule.communication == ONE_SIDED:
         raise UsageError(f"rules: got {text!r}, expected communication=two-sided, because time is simulated")
@@ -126,7 +127,7 @@ def read_rule(text: str) -> ParameterServer:
     return rule
 
 
-def optimiser(rule: ParameterServer) -> str:
+def optimiser(rule: Rule) -> str:
     """Whose steps a rule takes: what it asks for; else, as published, plain SGD."""
     return rule.optimisers[0] if rule.optimisers else "sgd"
 

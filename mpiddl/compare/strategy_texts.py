@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from mpiddl.strategies import STRATEGIES, Strategy
+from mpiddl.strategies.by_name import registered
 
 
 def plain(strategy: Strategy) -> str:
@@ -19,9 +20,10 @@ def plain(strategy: Strategy) -> str:
     >>> plain(make_strategy("gossip-scheduled:share=0.1"))
     'Gossip that is frequent at the start of the training and rare at the end.'
     """
-    if name := STRATEGIES.name_of(type(strategy)):
+    kind = type(registered(strategy))
+    if name := STRATEGIES.name_of(kind):
         return STRATEGIES[name].about
-    return _from_docstring(type(strategy)) or f"{type(strategy).__name__}: a strategy without a description."
+    return _from_docstring(kind) or f"{kind.__name__}: a strategy without a description."
 
 
 def complexity(strategy: Strategy) -> int:
@@ -33,11 +35,11 @@ def complexity(strategy: Strategy) -> int:
     >>> complexity(make_strategy("two-step")) < complexity(make_strategy("local-sgd")) < complexity(make_strategy("asgd"))
     True
     """
-    name = STRATEGIES.name_of(type(strategy))
+    name = STRATEGIES.name_of(type(registered(strategy)))
     return list(STRATEGIES).index(name) if name else len(STRATEGIES)
 
 
-def _from_docstring(kind: type[Strategy]) -> str:
+def _from_docstring(kind: type) -> str:
     """The first sentence of the class's own docstring, if it has one that was written by a person."""
     text = " ".join((kind.__dict__.get("__doc__") or "").split("\n\n")[0].split())
     if text.startswith(f"{kind.__name__}("):  # by dataclasses: the fields

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mpiddl.errors import UsageError
 from mpiddl.registry import STRATEGIES
 from mpiddl.strategies.base import Strategy, describe
+from mpiddl.strategies.server.rule import Rule
 
 
-def make_strategy(spec: str | Strategy) -> Strategy:
+def make_strategy(spec: str | Strategy | Rule) -> Strategy:
     """Return the strategy for ``spec``.
 
     Parameters
     ----------
-    spec : str or Strategy
+    spec : str, Strategy or Rule
         ``NAME``, ``NAME:key=value,key=value``, ``module:Class`` or ``module:Class:key=value`` for a user's own, or a strategy
-        object, which is returned.
+        object, which is returned. A rule is run by a parameter server.
 
     Raises
     ------
@@ -29,6 +32,10 @@ def make_strategy(spec: str | Strategy) -> Strategy:
     found = STRATEGIES.make(spec) if isinstance(spec, str) else spec
     if isinstance(found, type):
         raise UsageError(f"strategy: got the class {found.__name__}, expected an object of this class: {found.__name__}(...)")
+    if isinstance(found, Rule):
+        from mpiddl.strategies.server.parameter_server import ParameterServer
+
+        return ParameterServer(found)
     if not isinstance(found, Strategy):
         raise UsageError(f"strategy: got {type(found).__name__}, expected a name or an object of mpiddl.strategies.Strategy")
     return found
@@ -42,9 +49,14 @@ def spelled(strategy: Strategy) -> str:
     >>> spelled(make_strategy("local-sgd:period=4")), spelled(make_strategy("allreduce"))
     ('local-sgd:period=4', 'allreduce')
     """
-    rule = getattr(strategy, "rule", None)  # of a one-sided parameter server
-    strategy = rule if isinstance(rule, Strategy) else strategy
-    return STRATEGIES.spelled(strategy) or describe(strategy)
+    found = registered(strategy)
+    return STRATEGIES.spelled(found) or describe(found)
+
+
+def registered(strategy: Strategy) -> Any:
+    """The object whose class may stand in `STRATEGIES`: the strategy, or the rule that it runs."""
+    rule = getattr(strategy, "rule", None)
+    return rule if isinstance(rule, (Strategy, Rule)) else strategy
 
 
 def reproducible(strategy: Strategy) -> Strategy:
@@ -63,7 +75,7 @@ def reproducible(strategy: Strategy) -> Strategy:
     from mpiddl.strategies.synchronous.tree import Tree
 
     if not vars(type(strategy)).get("sums_gradients"):  # not inherited: a derived class may do more
-        names = ", ".join(name for name in STRATEGIES if STRATEGIES.find(name).sums_gradients)
+        names = ", ".join(name for name in STRATEGIES if getattr(STRATEGIES.find(name), "sums_gradients", False))
         raise UsageError(
             f"reproducible: got strategy {describe(strategy)}, expected a strategy that only sums gradients, in every step: "
             f"{names}, or a class with the attribute sums_gradients = True"

@@ -76,8 +76,8 @@ def _count(comm: Comm, contender: Contender) -> float:
     comm.Barrier()
     before, before_link = contender.sent(), link_bytes().sent_bytes
     _, elapsed = _sample(comm, contender, 1)
-    contender.sent_bytes = max(comm.allgather(contender.sent() - before))
-    contender.link_bytes = max(comm.allgather(link_bytes().sent_bytes - before_link))
+    contender.sent_bytes = max(comm.setup_allgather(contender.sent() - before))
+    contender.link_bytes = max(comm.setup_allgather(link_bytes().sent_bytes - before_link))
     return elapsed
 
 
@@ -92,7 +92,7 @@ def _sample(comm: Comm, contender: Contender, count: int) -> tuple[float, float]
         called += now() - begin
         contender.read()
         read += now() - begin
-    slowest = np.max(comm.allgather((called / count, read / count)), axis=0)
+    slowest = np.max(comm.setup_allgather((called / count, read / count)), axis=0)
     return float(slowest[0]), float(slowest[1])
 
 

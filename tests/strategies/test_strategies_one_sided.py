@@ -22,6 +22,7 @@ from mpiddl.strategies import ASGD, DANA, DDCASGD, Replica, Step, make_strategy
 from mpiddl.strategies.server import one_sided_check as trial
 from mpiddl.strategies.server.one_sided import OneSided
 from mpiddl.strategies.server.push_ledger import Ledger
+from mpiddl.strategies.server.two_sided import TwoSided
 from mpiddl.transport import virtual
 from mpiddl.transport.mpi import MpiComm
 
@@ -360,7 +361,7 @@ def test_what_makes_no_sense(comm, link):
 FAILING = """
 import mpiddl
 from mpiddl.strategies import ASGD
-from mpiddl.transport import mpi
+from mpiddl.transport import comm
 
 class Failing(ASGD):
     def correct(self, state, push):
@@ -368,7 +369,7 @@ class Failing(ASGD):
             raise ValueError("in the middle of an update")
         return 1.0
 
-mpi.GRACE_S = 0.3
+comm.GRACE_S = 0.3
 mpiddl.train("mlp", "digits", strategy=Failing(communication="one-sided"), epochs=100_000, quiet=True)
 """
 
@@ -384,7 +385,7 @@ def test_a_rank_that_fails_in_the_middle_of_a_push_ends_the_job(mpirun):
 def test_virtual_ranks_take_turns_and_share_nothing():
     with pytest.raises(CommError, match="got one-sided, but virtual ranks take turns; expected two-sided"):
         mpiddl.train("mlp", "digits", simulate=2, **settings("asgd:communication=one-sided"))
-    assert virtual.run(2, DDCASGD().resolve)[0][0] == DDCASGD(servers=1, communication="two-sided")
+    assert virtual.run(2, make_strategy(DDCASGD()).resolve)[0][0] == TwoSided(DDCASGD(servers=1, communication="two-sided"))
 
 
 def test_a_lock_goes_round_in_the_order_of_arrival():

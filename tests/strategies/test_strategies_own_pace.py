@@ -267,7 +267,7 @@ import sys
 from mpi4py import MPI
 import mpiddl
 from mpiddl.strategies import Gossip
-from mpiddl.transport import mpi
+from mpiddl.transport import comm
 
 
 class Failing(Gossip):
@@ -277,7 +277,7 @@ class Failing(Gossip):
         return super().rounds(done, steps)
 
 
-mpi.GRACE_S = 0.3
+comm.GRACE_S = 0.3
 mpiddl.train("mlp", "digits", strategy=Failing("ring", pace=sys.argv[1]), epochs=100_000, quiet=True)
 """
 

@@ -14,7 +14,7 @@ from mpiddl.models import MLP
 from mpiddl.optim import SGD
 from mpiddl.strategies import ASGD, DANA, DCASGD, DDCASGD, DCASGDAdaptive, DDCASGDLiteral, Replica, Step, make_strategy
 from mpiddl.strategies.server.push import Push, layers_of
-from mpiddl.strategies.server.two_sided import ParameterServer
+from mpiddl.strategies.server.two_sided import TwoSided
 from mpiddl.training.loop import applying
 from mpiddl.transport import virtual
 
@@ -27,9 +27,9 @@ def simulated(rule, workers, **more):
     return mpiddl.train("mlp", "digits", simulate=workers + 1, **settings(rule, **more))
 
 
-def pushed(comm, strategy, value, size=1000, steps=50, meanwhile=lambda: None):
+def pushed(comm, rule, value, size=1000, steps=50, meanwhile=lambda: None):
     """Each worker pushes ``value(pulled)`` as gradients that are added to the parameters; what it has pulled, and the end."""
-    params, state, seen = np.zeros(size), None, []
+    strategy, params, state, seen = TwoSided(rule), np.zeros(size), None, []
 
     def add(params, grad, moments, rate, scale, step):
         params += scale * grad
@@ -37,7 +37,7 @@ def pushed(comm, strategy, value, size=1000, steps=50, meanwhile=lambda: None):
     replica = Replica(params, {}, add)
     state, grad, over = strategy.init(comm, replica), np.zeros(size), False
     while not over:
-        if comm.rank < comm.size - strategy.servers:
+        if comm.rank < comm.size - rule.servers:
             grad[:] = value(params)
             meanwhile()
         combined = strategy.combine(comm, state, grad, replica, Step(0, 1, comm.size, 1.0, steps))
@@ -132,7 +132,7 @@ def test_each_worker_of_dana_has_a_momentum_of_its_own():
     apply, rate, steps = applying(SGD(momentum=0.9, nesterov=True), 0.0), 0.1, 8
 
     def program(comm):
-        strategy, replica = DANA(), Replica(np.zeros(3), {"velocity": np.zeros(3)}, apply, lambda done: rate)
+        strategy, replica = TwoSided(DANA()), Replica(np.zeros(3), {"velocity": np.zeros(3)}, apply, lambda done: rate)
         state, over, grad = strategy.init(comm, replica), False, np.zeros(3)
         while not over:
             comm.compute(1.0)
@@ -174,7 +174,7 @@ def test_rules_are_what_they_say(workers):
     np.testing.assert_allclose(state["square"][0], mean)
     np.testing.assert_array_equal(state["square"][1:], square[1:])
     late = push(4)
-    assert make_strategy("staleness-aware").correct({}, late) == 1 and late.rate == 0.5 / 4
+    assert make_strategy("staleness-aware").rule.correct({}, late) == 1 and late.rate == 0.5 / 4
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -259,7 +259,7 @@ def test_a_time_limit_ends_all(comm, ticking):
 
 def test_a_worker_that_leaves_does_not_stop_the_others():
     def program(comm):
-        strategy, replica = ASGD(), Replica(np.zeros(8), {}, lambda params, grad, *rest: params.__iadd__(grad))
+        strategy, replica = TwoSided(ASGD()), Replica(np.zeros(8), {}, lambda params, grad, *rest: params.__iadd__(grad))
         state, done = strategy.init(comm, replica), 0
         while not (comm.rank == 1 and done == 3):
             comm.compute(1.0)
@@ -278,7 +278,7 @@ def test_a_meeting_waits_for_what_is_on_its_way_to_another_server():
     served, met = {}, []
 
     def program(comm):
-        strategy, replica = ASGD(2), Replica(np.zeros(8), {}, lambda params, grad, *rest: params.__iadd__(grad))
+        strategy, replica = TwoSided(ASGD(2)), Replica(np.zeros(8), {}, lambda params, grad, *rest: params.__iadd__(grad))
         state, over, send = strategy.init(comm, replica), False, comm.Send
         served[comm.rank] = state
 
@@ -321,7 +321,7 @@ def test_what_makes_no_sense(rule, workers, message):
 
 def test_more_servers_than_parameters():
     with pytest.raises(UsageError, match="servers: got 3 for 2 parameters"):
-        virtual.run(4, lambda comm: ParameterServer(3).init(comm, Replica(np.zeros(2), {})))
+        virtual.run(4, lambda comm: TwoSided(ASGD(3)).init(comm, Replica(np.zeros(2), {})))
 
 
 @pytest.mark.parametrize("rule", ["asgd", "dc-asgd-a:servers=2", "ddc-asgd"])

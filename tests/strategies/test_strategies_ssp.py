@@ -11,6 +11,7 @@ from harness.short_runs import JOB, distance, weights
 import mpiddl
 from mpiddl.errors import UsageError
 from mpiddl.strategies import ASGD, SSP, Replica, Step, make_strategy
+from mpiddl.strategies.server.two_sided import TwoSided
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
@@ -20,15 +21,15 @@ STEPS = 20
 
 def simulated(strategy, workers, **more):
     settings = {**JOB, "optimiser": "nesterov", "rate": 0.01, "strategy": strategy, **more}
-    return mpiddl.train("mlp", "digits", simulate=workers + make_strategy(strategy).serving, **settings)
+    return mpiddl.train("mlp", "digits", simulate=workers + make_strategy(strategy).rule.serving, **settings)
 
 
-def stepped(strategy, seconds, meet=0, leaves=None):
+def stepped(rule, seconds, meet=0, leaves=None):
     """Workers that take so many seconds a step push ones; worker ``leaves`` makes three steps.
 
     Returns the steps of each; how far who began a step was ahead; the parameters; how often all have met.
     """
-    workers, served, leads, met = len(seconds), {}, [], []
+    strategy, workers, served, leads, met = TwoSided(rule), len(seconds), {}, [], []
 
     def ahead(rank, state):
         return state["counts"][rank] - min(count for worker, count in enumerate(state["counts"]) if worker not in state["left"])
@@ -53,7 +54,7 @@ def stepped(strategy, seconds, meet=0, leaves=None):
         strategy.finish(comm, state, replica)
         return done, replica.params.copy()
 
-    found = virtual.run(workers + strategy.serving, program, wire=virtual.Wire(0.01))
+    found = virtual.run(workers + rule.serving, program, wire=virtual.Wire(0.01))
     return [done for done, _ in found[:workers]], leads, found[0][1], met.count(0)
 
 

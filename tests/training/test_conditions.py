@@ -12,7 +12,7 @@ import mpiddl
 import mpiddl.models
 from mpiddl.errors import CommError, UsageError
 from mpiddl.strategies import STRATEGIES
-from mpiddl.strategies.server.two_sided import ParameterServer
+from mpiddl.strategies.server.two_sided import TwoSided
 from mpiddl.training.conditions import Conditions
 from mpiddl.training.job import read_drop, read_slow
 from mpiddl.transport import virtual
@@ -259,8 +259,8 @@ def test_a_look_for_messages_takes_no_time_and_finds_what_has_come():
 
 def test_who_waits_for_a_meeting_is_told_when_the_other_worker_has_left(tmp_path, monkeypatch):
     """The slower worker makes the push with which a meeting is due while the other one is on its way out."""
-    told, nobody_meets = [], ParameterServer._nobody_meets
-    monkeypatch.setattr(ParameterServer, "_nobody_meets", lambda self, *rest: told.append(1) or nobody_meets(self, *rest))
+    told, nobody_meets = [], TwoSided._nobody_meets
+    monkeypatch.setattr(TwoSided, "_nobody_meets", lambda self, *rest: told.append(1) or nobody_meets(self, *rest))
     settings = {**JOB, "simulate": 3, "strategy": "asgd:communication=two-sided", "slow": "0:1.02", "drop": "1:3",
                 "checkpoint_every": 3, "message_seconds": 0.3, "out": tmp_path}
     summary = mpiddl.train("softmax", "digits", **settings).summary

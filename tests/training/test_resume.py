@@ -13,7 +13,7 @@ from mpiddl.cli import main
 from mpiddl.cli.flags import in_flags
 from mpiddl.errors import CheckpointError, DataError, ShapeError, UsageError
 from mpiddl.strategies import make_strategy
-from mpiddl.strategies.server.two_sided import ParameterServer
+from mpiddl.strategies.server.parameter_server import ParameterServer
 from mpiddl.training.checkpoint import complete, load
 from mpiddl.training.inference import predict_run
 from mpiddl.training.job import read_job_file

@@ -4,7 +4,7 @@ All ranks train. All ranks, or the last ``servers`` of them, also serve one cont
 lies in their memory. A worker with a gradient takes the lock of a shard, applies the rule to it
 (`mpiddl.strategies.server.shard`), and pulls the new shard. For a shard on another node, a thread of the serving rank does this
 (`mpiddl.strategies.server.remote_shard`). Workers never wait for each other's computation. They wait only for a running update
-of the same shard, in the order of arrival. Rules and laws are those of `parameter_server`: with one worker the steps are those
+of the same shard, in the order of arrival. Laws are those of the two-sided form: with one worker the steps are those
 of the optimiser, bit for bit.
 
 Each push is first entered in a ledger (`mpiddl.strategies.server.push_ledger`), so that all shards receive the same pushes. At
@@ -28,6 +28,7 @@ from mpiddl.errors import UsageError
 from mpiddl.layout import rank_shards
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
 from mpiddl.strategies.server.push import staleness
+from mpiddl.strategies.server.rule import Rule
 from mpiddl.strategies.server.shards import Store
 from mpiddl.transport.base import IN_PLACE
 from mpiddl.transport.comm import Comm
@@ -40,10 +41,10 @@ STORE = "parameter server"
 class OneSided(Strategy):
     """A rule of a parameter server, applied by the workers.
 
-    rule : the ParameterServer: the number of servers, and the treatment of a push.
+    rule : the number of servers, and the treatment of a push.
     """
 
-    rule: Any
+    rule: Rule
     replicated = False
     lockstep = False
 

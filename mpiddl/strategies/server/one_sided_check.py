@@ -8,7 +8,7 @@ nodes.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from mpiddl.node.guard import Guard
 from mpiddl.node.topology import neighbours
 from mpiddl.strategies.base import Replica
 from mpiddl.strategies.server.push import Push
+from mpiddl.strategies.server.rule import Rule
 from mpiddl.strategies.server.shards import Store
 from mpiddl.transport.comm import Comm
 
@@ -100,15 +101,8 @@ def _between_nodes(comm: Comm) -> str:
     return f"threads that serve other nodes failed their trial: {failure}" if failure else ""
 
 
-class _Stamps(NamedTuple):
-    """A rule that replaces the parameters by the gradient."""
-
-    servers: int
-    own_moments: bool = False
-    sums_layers: bool = False
-
-    def arrays(self, workers: int, like: np.ndarray, layers: int) -> dict[str, np.ndarray]:
-        return {}
+class _Stamps(Rule):
+    """Replaces the parameters by the gradient."""
 
     def update(self, state: dict[str, Any], push: Push, apply: Any) -> None:
         push.params[:] = push.grad

@@ -31,7 +31,7 @@ MESSAGE, ARRAY = 1, 2
 
 PUSH, PULL, ENTER, ARRIVE, DECIDED, LEAVE = range(6)
 """Requests: the first of the four numbers of a message. The others are the arguments of the function of this name. A PUSH has
-the result of `ParameterServer.layer_sums` behind them."""
+the result of `Rule.layer_sums` behind them."""
 
 SHORTEST_S, LONGEST_S = 0.0001, 0.001
 """Shortest and longest sleep between two polls; the sleep grows while there are no requests."""

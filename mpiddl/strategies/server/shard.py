@@ -16,6 +16,7 @@ from mpiddl.memory import ALIGNMENT
 from mpiddl.node.guard import Guard
 from mpiddl.strategies.base import Replica
 from mpiddl.strategies.server.push import Push, layers_of
+from mpiddl.strategies.server.rule import Rule
 from mpiddl.transport.comm import Comm
 
 PARAMS, MOMENT = "params", "moment."
@@ -27,7 +28,7 @@ class Shard:
     Parameters
     ----------
     comm : Comm
-    rule : ParameterServer
+    rule : Rule
         The treatment of a gradient.
     replica : Replica
         Gives the optimiser and the learning rate.
@@ -44,7 +45,7 @@ class Shard:
         Its lock, which counts the applied pushes.
     """
 
-    def __init__(self, comm: Comm, rule: Any, replica: Replica, span: tuple[int, int], segment: np.ndarray):
+    def __init__(self, comm: Comm, rule: Rule, replica: Replica, span: tuple[int, int], segment: np.ndarray):
         self._rule, self._replica, self._workers, self.span = rule, replica, comm.size, span
         self._layers = layers_of(replica.layers, *span)
         self.guard = Guard(comm, segment[: 8 * Guard.WORDS].view(np.int64))
@@ -56,7 +57,7 @@ class Shard:
         self._moments = {name.removeprefix(MOMENT): array for name, array in self.arrays.items() if name.startswith(MOMENT)}
 
     @staticmethod
-    def size_bytes(rule: Any, replica: Replica, workers: int, span: tuple[int, int]) -> int:
+    def size_bytes(rule: Rule, replica: Replica, workers: int, span: tuple[int, int]) -> int:
         """Size of a shard's segment."""
         arrays = _contents(rule, replica, workers, span).values()
         return 8 * Guard.WORDS + sum(_whole_lines(array.nbytes) for array in arrays)
@@ -77,7 +78,7 @@ class Shard:
         """Apply a gradient of ``worker``, computed at the parameters ``before``, which were pulled after ``pulled`` changes.
 
         ``count`` is the number of the worker's pushes so far. ``moments`` are the worker's own, for rules that use them.
-        ``sums`` is the result of `ParameterServer.layer_sums` for the whole gradient.
+        ``sums`` is the result of `Rule.layer_sums` for the whole gradient.
         Returns a function; its result is the number of changes before this one. When it returns, the push has been applied.
         """
         own, params = self._rule.own_moments, self.arrays[PARAMS]
@@ -95,7 +96,7 @@ class Shard:
         return lambda: version
 
 
-def _contents(rule: Any, replica: Replica, workers: int, span: tuple[int, int]) -> dict[str, np.ndarray]:
+def _contents(rule: Rule, replica: Replica, workers: int, span: tuple[int, int]) -> dict[str, np.ndarray]:
     """Initial contents of a shard."""
     part = slice(*span)
     moments = {} if rule.own_moments else {f"{MOMENT}{name}": moment[part] for name, moment in replica.moments.items()}

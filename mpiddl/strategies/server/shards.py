@@ -13,6 +13,7 @@ from mpiddl.node.topology import neighbours
 from mpiddl.strategies.base import Replica
 from mpiddl.strategies.server.push_ledger import Ledger
 from mpiddl.strategies.server.remote_shard import Desk, Line, RemoteLedger, RemoteShard
+from mpiddl.strategies.server.rule import Rule
 from mpiddl.strategies.server.shard import MOMENT, Shard
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.meter import booked
@@ -31,7 +32,7 @@ class Store:
     ----------
     comm : Comm
         All ranks; all of them train.
-    rule : ParameterServer
+    rule : Rule
     replica : Replica
     saved : dict or None
         This rank's part from `saved`, for a resumed run.
@@ -53,7 +54,7 @@ class Store:
     Collective over ``comm``: shared memory for each node, a barrier, and with several nodes two duplications.
     """
 
-    def __init__(self, comm: Comm, rule: Any, replica: Replica, saved: dict[str, Any] | None = None,
+    def __init__(self, comm: Comm, rule: Rule, replica: Replica, saved: dict[str, Any] | None = None,
                  limit_s: float = float("inf")):
         self._comm, self._parts, self.freed = comm, (rule, replica), False
         self.spans = [block_bounds(replica.params.size, rule.servers, number) for number in range(rule.servers)]
@@ -136,7 +137,7 @@ class Store:
         return Shard(self._comm, *self._parts, self.spans[number], memory)
 
     def _sums(self) -> int:
-        """How many numbers `ParameterServer.layer_sums` has."""
+        """How many numbers `Rule.layer_sums` has."""
         rule, replica = self._parts
         return len(replica.layers) if rule.sums_layers else 0
 

@@ -1,11 +1,11 @@
 """Asynchronous SGD with a parameter server: serving ranks hold the parameters and make all updates.
 
-This is the two-sided form, which works everywhere. `mpiddl.strategies.server.one_sided` is the other form, used where it works.
+This form works everywhere. `mpiddl.strategies.server.one_sided` is the other form, used where it works.
 
 The last ``servers`` ranks serve one contiguous shard of the parameters each; all other ranks are workers. A worker computes a
 gradient at its parameters, sends each server the part for its shard (push), and receives the shard after the update (pull). The
-update is that of the optimiser. Subclasses correct the gradient by its delay (staleness): the number of updates of the shard
-since the worker pulled it.
+update is that of a rule (`mpiddl.strategies.server.rule`), which may depend on the delay (staleness) of the gradient: the
+number of updates of the shard since the worker pulled it.
 
 Laws: a pull returns the shard as it was between two updates; a push is applied once; the version of a shard is the number of
 pushes applied to it. Workers do not wait for each other's computation, unless a staleness bound is set
@@ -21,21 +21,17 @@ Source: downpour SGD, Dean et al., NIPS 2012, section 4.1; push and pull are one
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mpiddl import kernels
 from mpiddl.collectives.base import block_bounds
-from mpiddl.errors import CommError, UsageError
+from mpiddl.errors import UsageError
 from mpiddl.layout import rank_shards
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
-from mpiddl.strategies.server.one_sided import OneSided
-from mpiddl.strategies.server.one_sided_check import trouble
 from mpiddl.strategies.server.push import Push, layers_of, staleness
+from mpiddl.strategies.server.rule import Rule
 from mpiddl.strategies.server.staleness_bound import going
 from mpiddl.transport.comm import Comm
 
@@ -44,122 +40,57 @@ PUSH, PULL, MEET, STOP, DONE, ALL, NONE, SUMS = range(1, 9)
 parameters; MEET, parameters, and wait for the decision about a meeting; STOP, the run is over. From the first server, passed on
 by workers: ALL, all ranks meet; NONE, a worker has left, so there is no meeting."""
 
-AUTO, ONE_SIDED, TWO_SIDED = COMMUNICATION = "auto", "one-sided", "two-sided"
 
+@dataclass(frozen=True, repr=False)
+class TwoSided(Strategy):
+    """A parameter server whose serving ranks apply ``rule``."""
 
-@dataclass(frozen=True)
-class ParameterServer(Strategy):
-    """Base class. Subclasses correct a push, scale its learning rate, and choose the moments that it uses.
-
-    servers : number of serving ranks; 0: all ranks if one-sided, one rank if two-sided. communication : "two-sided" (this
-    file), "one-sided" (`mpiddl.strategies.server.one_sided`), or "auto": one-sided where it works
-        (`resolve`).
-    own_moments : each worker has its own moments.
-    sums_layers : workers send, with each gradient, the sums of its magnitudes over each layer of the model.
-    bound : steps that a worker may be ahead of the slowest one, 0 or more (two-sided only); -1: no limit.
-    """
-
-    servers: int = 0
-    communication: str = AUTO
-    own_moments = False
-    sums_layers = False
-    bound = -1
+    rule: Rule
     replicated = False
     lockstep = False
 
     def __post_init__(self) -> None:
-        if self.servers < 0:
-            raise UsageError(f"servers: got {self.servers}, expected 1 or more, or 0 for an automatic choice")
-        if self.communication not in COMMUNICATION:
-            close = difflib.get_close_matches(self.communication, COMMUNICATION, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise UsageError(f"communication: got {self.communication!r}, expected one of {', '.join(COMMUNICATION)}{hint}")
+        object.__setattr__(self, "optimisers", self.rule.optimisers)
 
-    def resolve(self, comm: Comm) -> tuple[Strategy, str]:
-        """Choose one-sided if ranks are processes and the trial succeeds, unless the user asks for two-sided.
-
-        Raises
-        ------
-        UsageError
-            On every rank: too many servers for the number of ranks.
-        CommError
-            On every rank: the user asks for one-sided, and it does not work here.
-        """
-        bounded = "the bound needs a server that delays workers ahead of the others" if self.bound >= 0 else ""
-        why = "" if self.communication == TWO_SIDED else bounded or trouble(comm)
-        if why and self.communication == ONE_SIDED:
-            raise CommError(f"communication: got one-sided, but {why}; expected two-sided, or auto, which uses two-sided here")
-        if self.communication == TWO_SIDED or why:
-            chosen: Strategy = replace(self, communication=TWO_SIDED, servers=self.serving)
-        else:
-            chosen = OneSided(replace(self, communication=ONE_SIDED, servers=self.servers or comm.size))
-        chosen.check(comm.size)
-        return chosen, f"parameter server: two-sided, since {why}" if why and comm.processes else ""
-
-    @property
-    def serving(self) -> int:
-        """Number of ranks that only serve."""
-        return self.servers or 1
+    def __repr__(self) -> str:
+        return repr(self.rule)
 
     def check(self, size: int) -> None:
-        """Check the number of ranks, once the form of communication is known."""
-        if self.communication == TWO_SIDED and size <= self.serving:
-            raise UsageError(f"ranks: got {size}, expected {self.serving + 1} or more: {self.serving} as servers, the "
-                             "others as workers")
+        servers = self.rule.serving
+        if size <= servers:
+            raise UsageError(f"ranks: got {size}, expected {servers + 1} or more: {servers} as servers, the others as workers")
 
     def placement(self, shards: int, rank: int, size: int) -> Placement:
-        workers = size - self.serving
+        workers = size - self.rule.serving
         if rank >= workers:
             return Placement((), serves=workers)
         return Placement(rank_shards(shards, workers, rank), endless=True)
 
-    def check_size(self, size: int) -> None:
-        """Raise a `UsageError` if there are not enough parameters for all servers."""
-        if self.serving > size:
-            raise UsageError(f"servers: got {self.serving} for {size} parameters, expected at most {size}, one per parameter")
-
-    def correct(self, state: dict[str, Any], push: Push) -> float:
-        """Correct ``push.grad``, ``push.rate`` or ``push.moments`` in place. Returns a factor for the gradient."""
-        return 1.0
-
-    def update(self, state: dict[str, Any], push: Push, apply: Callable[..., None]) -> None:
-        """Make the update of a push with the optimiser's ``apply`` (`Replica`), after `correct`."""
-        factor = self.correct(state, push)
-        apply(push.params, push.grad, push.moments, push.rate, factor, push.applied)
-
-    def arrays(self, workers: int, like: np.ndarray, layers: int) -> dict[str, Any]:
-        """Arrays that `update` keeps for a shard, beside the parameters; ``layers`` of the whole model."""
-        return {}
-
-    def layer_sums(self, grad: np.ndarray, layers: Sequence[slice]) -> np.ndarray:
-        """What a worker sends with a gradient: the sum of its magnitudes over each layer, float64, or nothing."""
-        return np.array([kernels.sum_of_magnitudes(grad[part]) for part in layers] if self.sums_layers else [], float)
-
     def init(self, comm: Comm, replica: Replica) -> Any:
-        workers = comm.size - self.serving
-        self.check_size(replica.params.size)
+        workers = comm.size - self.rule.serving
+        self.rule.check_size(replica.params.size)
         if comm.rank < workers:
             return {"over": False}
         begin, end = self._shard(comm, replica, comm.rank - workers)
         shard = replica.params[begin:end]
         moments = {name: moment[begin:end] for name, moment in replica.moments.items()}
-        owners = workers if self.own_moments else 1
+        owners = workers if self.rule.own_moments else 1
         return {
             "version": 0, "pulled": [0] * workers, "counts": [0] * workers, "left": [], "delays": {}, "met": 0, "told": [],
             "held": [], "here": 0, "begun": replica.begun, "seen": replica.updates,
             "before": np.tile(shard, (workers, 1)),
             "moments": {name: np.tile(moment, (owners, 1)) for name, moment in moments.items()},
-            "sums": np.zeros((workers, len(replica.layers) if self.sums_layers else 0)),
-            **self.arrays(workers, shard, len(replica.layers)),
+            "sums": np.zeros((workers, len(replica.layers) if self.rule.sums_layers else 0)),
+            **self.rule.arrays(workers, shard, len(replica.layers)),
         }  # fmt: skip
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        if comm.rank < comm.size - self.serving:
+        if comm.rank < comm.size - self.rule.serving:
             return self._work(comm, state, grad, replica, step)
         return self._serve(comm, state, grad, replica, step)
 
     def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
-        workers = comm.size - self.serving
+        workers = comm.size - self.rule.serving
         if comm.rank < workers and not state["over"]:
             for server in range(workers, comm.size):
                 self._tell(comm, server, DONE, replica)
@@ -172,30 +103,30 @@ class ParameterServer(Strategy):
     def model(self, comm: Comm, state: Any, params: np.ndarray) -> np.ndarray:
         """The parameters, collected from the shards of all servers."""
         whole = params.copy()
-        for number in range(self.serving):
-            begin, end = block_bounds(params.size, self.serving, number)
-            comm.Bcast(whole[begin:end], comm.size - self.serving + number)
+        for number in range(self.rule.serving):
+            begin, end = block_bounds(params.size, self.rule.serving, number)
+            comm.Bcast(whole[begin:end], comm.size - self.rule.serving + number)
         return whole
 
     def moments(self, comm: Comm, state: Any, replica: Replica) -> tuple[dict[str, np.ndarray], int]:
         """Those of the servers; the mean over the workers if each has its own."""
-        workers, whole = comm.size - self.serving, {name: moment.copy() for name, moment in replica.moments.items()}
-        for number in range(self.serving):
+        workers, whole = comm.size - self.rule.serving, {name: moment.copy() for name, moment in replica.moments.items()}
+        for number in range(self.rule.serving):
             part = slice(*self._shard(comm, replica, number))
             for name, moment in whole.items():
                 if comm.rank == workers + number:
                     moment[part] = state["moments"][name].mean(axis=0)
                 comm.Bcast(moment[part], workers + number)
-        seen = 0 if comm.rank < workers else state["seen"] + state["version"] // (workers if self.own_moments else 1)
+        seen = 0 if comm.rank < workers else state["seen"] + state["version"] // (workers if self.rule.own_moments else 1)
         return whole, comm.bcast(seen, workers)
 
     def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
         return {"staleness": staleness(state["delays"])}
 
     def _work(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        servers = range(comm.size - self.serving, comm.size)
+        servers = range(comm.size - self.rule.serving, comm.size)
         grad *= grad.dtype.type(1 / max(step.count, 1))
-        sums = self.layer_sums(grad, replica.layers)
+        sums = self.rule.layer_sums(grad, replica.layers)
         sent = [comm.Isend(sums, server, SUMS) for server in servers if sums.size]
         for number, server in enumerate(servers):
             begin, end = self._shard(comm, replica, number)
@@ -221,7 +152,7 @@ class ParameterServer(Strategy):
         return Combined(grad, 0, {"over": over}, stop=over, meet=meet)
 
     def _serve(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        workers = comm.size - self.serving
+        workers = comm.size - self.rule.serving
         budget = (step.steps - state["begun"]) * workers
         while len(state["left"]) < workers:
             push = self._next(comm, state, replica, grad, step.rate, budget)
@@ -234,14 +165,14 @@ class ParameterServer(Strategy):
                 return Combined(grad, 0, state, meet=True)
             if push is None:
                 continue
-            self.update(state, push, replica.apply)
+            self.rule.update(state, push, replica.apply)
             meet = self._answer(comm, state, push, replica, step.meet * workers, budget)
             return Combined(grad, 0, state, updates=1, meet=meet)
         return Combined(grad, 0, state, stop=True)
 
     def _next(self, comm: Comm, state: Any, replica: Replica, room: np.ndarray, rate: float, budget: int) -> Push | None:
         """Receive the next message into ``room``: a push, or None if a worker leaves or all pushes have been made."""
-        workers = comm.size - self.serving
+        workers = comm.size - self.rule.serving
         begin, end = self._shard(comm, replica, comm.rank - workers)
         shard, grad = replica.params[begin:end], room[begin:end]
         worker, tag = comm.Probe()
@@ -251,8 +182,8 @@ class ParameterServer(Strategy):
         comm.Recv(grad, worker, tag)
         if tag == PUSH and state["version"] < budget:
             delay, count = state["version"] - state["pulled"][worker], state["counts"][worker]
-            moments = {name: rows[worker if self.own_moments else 0] for name, rows in state["moments"].items()}
-            seen = state["seen"] + (count if self.own_moments else state["version"])
+            moments = {name: rows[worker if self.rule.own_moments else 0] for name, rows in state["moments"].items()}
+            seen = state["seen"] + (count if self.rule.own_moments else state["version"])
             return Push(shard, grad, state["before"][worker], worker, workers, delay, count, rate, moments, seen,
                         state["sums"][worker], layers_of(replica.layers, begin, end))
         if tag == ALL:
@@ -269,7 +200,7 @@ class ParameterServer(Strategy):
         delays[str(push.delay)] = delays.get(str(push.delay), 0) + 1
         state["version"] += 1
         state["counts"][push.worker] += 1
-        if self.bound >= 0:
+        if self.rule.bound >= 0:
             state["held"].append(push.worker)
             return self._let_go(comm, state, replica, every, budget)
         due = self._due(comm, state, every, budget)
@@ -281,7 +212,7 @@ class ParameterServer(Strategy):
     def _let_go(self, comm: Comm, state: Any, replica: Replica, every: int = 0, budget: int = 0) -> bool:
         """Answer the waiting workers that may continue. Returns whether all ranks meet now."""
         held, due = state["held"], self._due(comm, state, every, budget)
-        free = going(state["counts"], held, state["left"], self.bound, due)
+        free = going(state["counts"], held, state["left"], self.rule.bound, due)
         meet = due and not free and len(held) == len(state["counts"])
         for worker in held if meet else free:
             self._hand(comm, state, replica, worker, MEET if meet else PULL)
@@ -291,12 +222,12 @@ class ParameterServer(Strategy):
 
     def _due(self, comm: Comm, state: Any, every: int, budget: int) -> bool:
         """Whether a meeting is due. Only the first server decides this."""
-        first = comm.rank == comm.size - self.serving and every and not state["left"]
+        first = comm.rank == comm.size - self.rule.serving and every and not state["left"]
         return bool(first) and (state["met"] + 1) * every <= state["version"] < budget
 
     def _hand(self, comm: Comm, state: Any, replica: Replica, worker: int, tag: int) -> None:
         """Send the shard to ``worker``."""
-        begin, end = self._shard(comm, replica, comm.rank - (comm.size - self.serving))
+        begin, end = self._shard(comm, replica, comm.rank - (comm.size - self.rule.serving))
         state["pulled"][worker] = state["version"]
         state["before"][worker][:] = replica.params[begin:end]
         comm.Send(replica.params[begin:end], worker, tag)
@@ -321,4 +252,4 @@ class ParameterServer(Strategy):
         return tag
 
     def _shard(self, comm: Comm, replica: Replica, number: int) -> tuple[int, int]:
-        return block_bounds(replica.params.size, self.serving, number)
+        return block_bounds(replica.params.size, self.rule.serving, number)

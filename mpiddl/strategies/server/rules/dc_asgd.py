@@ -3,7 +3,7 @@
 g <- g + lambda g * g * (w - w_pulled), elementwise, then the optimiser's step. ``dc-asgd-c``: lambda is ``strength``.
 ``dc-asgd-a``: lambda = strength / sqrt(s + 1e-7), s <- decay s + (1 - decay) g * g, for each worker. The source uses
 plain SGD; ``dc-asgd-momentum`` is ``dc-asgd-c`` with one velocity for all workers, v <- mu v + g [interpretation].
-Cost: as `parameter_server`; for ``dc-asgd-a`` another copy of a server's shard for each worker.
+Cost: as with any rule; for ``dc-asgd-a`` another copy of a server's shard for each worker.
 Source: Zheng et al., ICML 2017, arXiv:1609.08326, algorithms 1 and 2. Law: with strength 0 it is `asgd`.
 """
 
@@ -17,13 +17,13 @@ import numpy as np
 from mpiddl import kernels
 from mpiddl.errors import UsageError
 from mpiddl.strategies.server.push import Push
-from mpiddl.strategies.server.two_sided import ParameterServer
+from mpiddl.strategies.server.rule import Rule
 
 EPS = 1e-7
 
 
 @dataclass(frozen=True)
-class DCASGD(ParameterServer):
+class DCASGD(Rule):
     """Compensation with constant ``strength``."""
 
     strength: float = 0.04

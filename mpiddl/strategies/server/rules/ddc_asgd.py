@@ -15,7 +15,7 @@ the damping: one learning rate works for 1 and for 32 workers. At small learning
 `dana` with a larger rate.
 
 Layers may lie on several servers: a worker computes the sums over its whole gradient, and sends them with each part of it.
-Cost: as `parameter_server`, and 8 bytes for each layer; memory for two more copies of the shard, and the moments once for each
+Cost: as with any rule, and 8 bytes for each layer; memory for two more copies of the shard, and the moments once for each
 worker. Sources: the look-ahead, Hakimi et al. 2019, arXiv:1907.11612 (DANA-Slim); the damping by delay and curvature and the
 growth are ours. The published rule of this name is `mpiddl.strategies.server.rules.ddc_asgd_literal`. Laws: with one worker it
 is Nesterov's momentum, bit for bit; with damping and growth 0 it is `dana`, bit for bit.
@@ -33,17 +33,17 @@ import numpy as np
 from mpiddl import kernels
 from mpiddl.errors import UsageError
 from mpiddl.strategies.server.push import Push
-from mpiddl.strategies.server.two_sided import ParameterServer
+from mpiddl.strategies.server.rule import Rule
 
 
 @dataclass(frozen=True)
-class DDCASGD(ParameterServer):
-    """Parameter server with damped steps, and a momentum for each worker.
+class DDCASGD(Rule):
+    """Rule with damped steps, and a momentum for each worker.
 
     Parameters
     ----------
     servers : int
-        Number of serving ranks (`ParameterServer`).
+        Number of serving ranks (`Rule`).
     damping : float
         Damping of late gradients, per update of delay, unit of the learning rate and unit of the curvature; 0: none.
     decay : float

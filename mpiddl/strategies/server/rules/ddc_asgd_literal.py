@@ -5,7 +5,7 @@
     lambda = strength min(1, tau / reference) / sqrt(s_m + 1e-7)
     v <- mu a^q v + a (g + lambda g g (w - w_pulled)),  w <- w - eta v         one velocity for all workers
 
-Cost: as `parameter_server`; another copy of a server's shard for each worker.
+Cost: as with any rule; another copy of a server's shard for each worker.
 Source: dynamic delay compensation as an extension of Zheng et al., ICML 2017, arXiv:1609.08326 [interpretation: the exponents,
 and the learning rate outside the velocity, so that a changing rate takes effect at once].
 Laws: with delays of 0 it is the momentum of one rank, bit for bit; with p, q and strength 0 it is `asgd`.
@@ -22,18 +22,18 @@ import numpy as np
 from mpiddl import kernels
 from mpiddl.errors import UsageError
 from mpiddl.strategies.server.push import Push
+from mpiddl.strategies.server.rule import Rule
 from mpiddl.strategies.server.rules.dc_asgd import EPS
-from mpiddl.strategies.server.two_sided import ParameterServer
 
 
 @dataclass(frozen=True)
-class DDCASGDLiteral(ParameterServer):
-    """Parameter server whose rate, momentum and compensation depend on the delay.
+class DDCASGDLiteral(Rule):
+    """Rule whose rate, momentum and compensation depend on the delay.
 
     Parameters
     ----------
     servers : int
-        Number of serving ranks (`ParameterServer`).
+        Number of serving ranks (`Rule`).
     p, q : float
         Exponents of the learning rate, and of the momentum relative to it.
     strength : float

@@ -2,7 +2,7 @@
 
 With bound 0 it is bulk-synchronous: all workers compute at the same parameters, and the updates are applied one after the
 other.
-Cost: as `parameter_server`, always two-sided, because a serving rank must make fast workers wait.
+Cost: as with any rule, always two-sided, because a serving rank must make fast workers wait.
 Source: Ho et al., NIPS 2013, "More effective distributed ML via a stale synchronous parallel parameter server"; see
 `mpiddl.strategies.server.staleness_bound`.
 Laws: with a bound that no worker reaches it is `asgd`, bit for bit, between two meetings; with bound 0, `sgd` and a constant
@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpiddl.errors import UsageError
+from mpiddl.strategies.server.rule import ONE_SIDED
 from mpiddl.strategies.server.rules.asgd import ASGD
-from mpiddl.strategies.server.two_sided import ONE_SIDED
 
 
 @dataclass(frozen=True)
