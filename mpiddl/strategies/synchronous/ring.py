@@ -16,13 +16,14 @@ import numpy as np
 
 from mpiddl.collectives import allreduce, iallreduce
 from mpiddl.errors import UsageError
-from mpiddl.strategies.base import Combined, Replica, Step, Strategy
+from mpiddl.strategies.base import Combined, Replica, Step
+from mpiddl.strategies.synchronous.gradient_sum import GradientSum
 from mpiddl.transport.base import IN_PLACE
 from mpiddl.transport.comm import Comm
 
 
 @dataclass(frozen=True)
-class Ring(Strategy):
+class Ring(GradientSum):
     """Sum the gradients over all ranks in every step, round a ring; ``overlap=1``: during the backward pass."""
 
     sums_gradients = True
@@ -42,10 +43,10 @@ class Ring(Strategy):
         return {"moving": [*moving, iallreduce(comm, IN_PLACE, grad[part], algorithm="ring")]}
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        if comm.size == 1:
-            return Combined(grad, step.total, state)
-        if not self.overlap:
-            allreduce(comm, IN_PLACE, grad, algorithm="ring")
         for request in state.get("moving", []):
             request.Wait()
-        return Combined(grad, step.total, {})
+        return super().combine(comm, {}, grad, replica, step)
+
+    def reduce(self, comm: Comm, grad: np.ndarray) -> None:
+        if not self.overlap:
+            allreduce(comm, IN_PLACE, grad, algorithm="ring")

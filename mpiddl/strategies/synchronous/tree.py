@@ -13,33 +13,20 @@ Source: see `mpiddl.collectives.allreduce_tree`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from mpiddl.collectives import TreeSum
-from mpiddl.strategies.base import Combined, Replica, Step, Strategy
+from mpiddl.strategies.synchronous.gradient_sum import GradientSum
 from mpiddl.transport.comm import Comm
 
 
 @dataclass(frozen=True)
-class Tree(Strategy):
+class Tree(GradientSum):
     """Sum the gradients over all shards of all ranks in every step, in one tree."""
 
     sums_gradients = True
     by_shard = True
 
-    def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
-        return self._reduction(comm, size, dtype).input if comm.size > 1 else None
-
-    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        if comm.size == 1:
-            return Combined(grad, step.total, state)
-        reduction = self._reduction(comm, grad.size, grad.dtype)
-        if grad is not reduction.input:  # made by a previous strategy of a chain
-            reduction.input[:] = grad
-        return Combined(reduction(), step.total, state)
-
-    def _reduction(self, comm: Comm, size: int, dtype: np.dtype) -> TreeSum:
-        """Made once; it lives as long as ``comm``."""
-        return comm.kept((self, size, dtype), lambda: TreeSum(comm, size, dtype))
+    def reduction(self, comm: Comm, size: int, dtype: np.dtype) -> TreeSum:
+        return TreeSum(comm, size, dtype)

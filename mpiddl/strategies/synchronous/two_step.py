@@ -10,20 +10,19 @@ Source: see `mpiddl.collectives.allreduce_two_step`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from mpiddl.collectives import TwoStep as Reduction
 from mpiddl.errors import UsageError
-from mpiddl.strategies.base import Combined, Replica, Step, Strategy
+from mpiddl.strategies.synchronous.gradient_sum import GradientSum
 from mpiddl.transport.comm import Comm
 
 FORMS = ("slices", "leader")
 
 
 @dataclass(frozen=True)
-class TwoStep(Strategy):
+class TwoStep(GradientSum):
     """Sum the gradients over all ranks in every step, in two steps. ``form``: all ranks or one leader talk to other nodes."""
 
     sums_gradients = True
@@ -34,17 +33,5 @@ class TwoStep(Strategy):
         if self.form not in FORMS:
             raise UsageError(f"strategy two-step: form: got {self.form!r}, expected {' or '.join(FORMS)}")
 
-    def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
-        return self._reduction(comm, size, dtype).input if comm.size > 1 else None
-
-    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
-        if comm.size == 1:
-            return Combined(grad, step.total, state)
-        reduction = self._reduction(comm, grad.size, grad.dtype)
-        if grad is not reduction.input:  # made by a previous strategy of a chain
-            reduction.input[:] = grad
-        return Combined(reduction(), step.total, state)
-
-    def _reduction(self, comm: Comm, size: int, dtype: np.dtype) -> Reduction:
-        """Made once; it lives as long as ``comm``."""
-        return comm.kept((self, size, dtype), lambda: Reduction(comm, size, dtype, leader=self.form == "leader"))
+    def reduction(self, comm: Comm, size: int, dtype: np.dtype) -> Reduction:
+        return Reduction(comm, size, dtype, leader=self.form == "leader")
