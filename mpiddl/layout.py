@@ -75,21 +75,48 @@ def check_branches(shards: int, size: int) -> None:
         )
 
 
-def block_size(n: int, parts: int, part: int) -> int:
-    """Return how many of ``n`` items part ``part`` of ``parts`` gets: ceil((n - part) / parts)."""
-    return (n - part + parts - 1) // parts if part < n else 0
+def block_bounds(n: int, parts: int, part: int) -> tuple[int, int]:
+    """Begin and end of part ``part`` of ``n`` elements in ``parts`` contiguous parts whose sizes differ by one at most.
+
+    Examples
+    --------
+    >>> [block_bounds(7, 3, part) for part in range(3)]
+    [(0, 3), (3, 5), (5, 7)]
+    """
+    whole, rest = divmod(n, parts)
+    return part * whole + min(part, rest), (part + 1) * whole + min(part + 1, rest)
+
+
+def ceil_div(n: int, parts: int) -> int:
+    """n / parts, rounded up."""
+    return -(-n // parts)
+
+
+def pieces(n: int, most: int) -> list[slice]:
+    """``n`` elements in order, ``most`` at a time.
+
+    Examples
+    --------
+    >>> pieces(5, 2)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    return [slice(begin, min(begin + most, n)) for begin in range(0, n, most)]
 
 
 def block(n: int, parts: int, part: int) -> range:
-    """Return the contiguous items that part ``part`` of ``parts`` gets; sizes differ by at most one.
+    """Return the contiguous items that part ``part`` of ``parts`` gets (`block_bounds`).
 
     Examples
     --------
     >>> [block(5, 3, part) for part in range(3)]
     [range(0, 2), range(2, 4), range(4, 5)]
     """
-    start = part * (n // parts) + min(part, n % parts)
-    return range(start, start + block_size(n, parts, part))
+    return range(*block_bounds(n, parts, part))
+
+
+def block_size(n: int, parts: int, part: int) -> int:
+    """Return how many of ``n`` items part ``part`` of ``parts`` gets."""
+    return len(block(n, parts, part))
 
 
 def rank_shards(shards: int, size: int, rank: int) -> range:

@@ -20,9 +20,10 @@ import numpy as np
 
 from mpiddl.bench.rivals import rivals
 from mpiddl.collectives import TwoStep, calls
-from mpiddl.collectives.base import block_bounds, flat
+from mpiddl.collectives.arguments import flat
 from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError, UsageError
+from mpiddl.layout import block_bounds
 from mpiddl.node.topology import Neighbours, neighbours
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.study.limits import HEADERS, free_memory, memory_limit, wire_limit

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives.buckets import Buckets
-from mpiddl.collectives.progress import Progress
-from mpiddl.errors import CommError, UsageError
+from mpiddl.errors import UsageError
 from mpiddl.machine.clock import now
 from mpiddl.machine.launch_line import more_ranks
 from mpiddl.memory import FlatBuffer
 from mpiddl.models import MLP
 from mpiddl.node.topology import neighbours
 from mpiddl.optim import SGD
+from mpiddl.progress.thread import Progress
 from mpiddl.strategies.synchronous.auto_choice import BUCKET_BYTES
 from mpiddl.strategies.synchronous.overlap_schedule import Overlap, ideal, lengths, schedule
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
@@ -86,10 +86,7 @@ class Bench:
         self.ready: list[list[float]] = []
         self.computed: list[float] = []
         self.edges = self._edges()
-        try:
-            self.thread: Progress | None = Progress(comm)
-        except CommError:
-            self.thread = None
+        self.thread = Progress(comm)
 
     def _edges(self) -> list[tuple[int, int]]:
         """The buckets, as the backward pass completes them."""
@@ -123,16 +120,14 @@ class Bench:
 
     def during(self) -> None:
         self._gradient(self._start)
-        if self.thread:
-            self.thread.rest()
+        self.thread.rest()
         self.buckets.wait()
         self._update()
 
     def _start(self, begin: int, end: int) -> None:
         request = self.buckets.start(begin, end)
-        if self.thread:
-            self.thread.on(request)
-        else:
+        self.thread.on(request)
+        if self.thread.trouble:
             request.Test()
 
     def _gradient(self, complete: Any) -> None:
@@ -151,8 +146,7 @@ class Bench:
         self.optimiser.update(self.params.flat, self.buckets.result, self.moments, RATE, 1 / self.rows, 0)
 
     def free(self) -> None:
-        if self.thread:
-            self.thread.Free()
+        self.thread.Free()
         self.buckets.Free()
 
 
@@ -176,7 +170,7 @@ def _measured(comm: Comm, sizes: tuple[int, ...], batch: int, seconds: float, bu
     return {
         "rows": [_row(case, name, contender, medians[AFTER]) for name, contender in contenders.items()]
         + [_row(case, "ideal", Contender(lambda: None, seconds=[best]), medians[AFTER])],
-        "overlap": overlap, "ready": ready, "exchanges": exchanges, "thread": bench.thread is not None,
+        "overlap": overlap, "ready": ready, "exchanges": exchanges, "thread": not bench.thread.trouble,
     }
 
 

@@ -1,12 +1,11 @@
 """Collectives by hand, one algorithm a file with its cost and source on top; `calls` is what programs use.
 
-`wire` and `ring` are what several of them are made of, `base` how one is under way; `allreduce_two_step` is the one that
-nodes with memory in common and links between them are made for.
+`wire` and `ring` are what several of them are made of, `arguments` checks calls, and `mpiddl.progress` advances what is under
+way. `allreduce_two_step` is made for nodes with memory in common and links between them.
 """
 
 from mpiddl.collectives.allreduce_tree import TreeSum
 from mpiddl.collectives.allreduce_two_step import TwoStep
-from mpiddl.collectives.base import Started
 from mpiddl.collectives.calls import (
     allgather,
     allreduce,
@@ -21,7 +20,8 @@ from mpiddl.collectives.calls import (
     reduce,
     reduce_scatter,
 )
-from mpiddl.collectives.progress import progress
+from mpiddl.progress.started import Started
+from mpiddl.progress.thread import progress
 
 __all__ = [
     "Started",

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.collectives.base import Steps, block_bounds
 from mpiddl.collectives.ring import Part, Ring
 from mpiddl.collectives.wire import Wire
+from mpiddl.layout import block_bounds
+from mpiddl.progress.started import Steps
 
 
 def allgather_ring(wire: Wire, block: np.ndarray | None, result: np.ndarray, *, tag: int | None = None,
                    order: Sequence[int] | None = None, **options: Any) -> Steps:
-    """``result`` becomes all ranks' blocks (`base.block_bounds`); ``block`` None: it is in its place already.
+    """``result`` becomes all ranks' blocks (`mpiddl.layout.block_bounds`); ``block`` None: it is in its place already.
 
     ``tag``: one drawn before, by a collective of which this is a later part. ``order``: which block is each rank's, if
     the wire's ranks stand in another order than the blocks.

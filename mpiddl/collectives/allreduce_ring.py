@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.collectives.base import Own, Steps
-from mpiddl.collectives.ring import Part, Ring
+from mpiddl.collectives.ring import Own, Part, Ring
 from mpiddl.collectives.wire import Wire
+from mpiddl.progress.started import Steps
 from mpiddl.transport.base import COMBINE, Op
 
 

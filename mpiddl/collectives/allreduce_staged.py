@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from mpiddl import kernels
+from mpiddl.collectives.arguments import fused
 from mpiddl.collectives.at_once import AtOnce
-from mpiddl.collectives.base import ceil_div, fused
+from mpiddl.layout import ceil_div
 from mpiddl.node.topology import neighbours
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import Op

@@ -27,24 +27,15 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpiddl.collectives.allgather_ring import allgather_ring
-from mpiddl.collectives.base import (
-    LARGEST,
-    Own,
-    Queue,
-    Steps,
-    block_bounds,
-    ceil_div,
-    check_alike,
-    check_alive,
-    pieces,
-    plan_dtype,
-    run,
-)
-from mpiddl.collectives.wire import Wire
+from mpiddl.collectives.arguments import check_alike, check_alive, plan_dtype
+from mpiddl.collectives.ring import Own
+from mpiddl.collectives.wire import LARGEST, Wire
 from mpiddl.errors import CommError
+from mpiddl.layout import block_bounds, ceil_div, pieces
 from mpiddl.memory import aligned_zeros
 from mpiddl.node.arena import Arena
 from mpiddl.node.topology import Topology, neighbours
+from mpiddl.progress.started import Queue, Steps, run
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import COMBINE, SUM, Op
 from mpiddl.transport.comm import Comm

@@ -25,26 +25,15 @@ from numpy.typing import DTypeLike
 
 from mpiddl import kernels
 from mpiddl.collectives.allreduce_ring import reduce_round
-from mpiddl.collectives.base import (
-    Queue,
-    Started,
-    Steps,
-    block_bounds,
-    ceil_div,
-    check_alike,
-    check_alive,
-    check_whole,
-    fused,
-    pieces,
-    plan_dtype,
-    run,
-)
+from mpiddl.collectives.arguments import check_alike, check_alive, check_whole, fused, plan_dtype
 from mpiddl.collectives.wire import Wire
 from mpiddl.errors import CommError, UsageError
+from mpiddl.layout import block_bounds, ceil_div, pieces
 from mpiddl.machine.clock import now
 from mpiddl.memory import ALIGNMENT
 from mpiddl.node.arena import Arena
 from mpiddl.node.topology import neighbours
+from mpiddl.progress.started import Queue, Started, Steps, run
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import COMBINE, PATIENCE, SUM, Op
 from mpiddl.transport.comm import Comm

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.collectives.base import Queue, Steps
 from mpiddl.machine.clock import now
 from mpiddl.node.arena import Arena
+from mpiddl.progress.started import Queue, Steps
 from mpiddl.transport.base import PATIENCE
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.shared_memory import KernelRequest, end_kernel

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpiddl.collectives.base import Steps
 from mpiddl.collectives.wire import Wire
+from mpiddl.progress.started import Steps
 
 
 def barrier_dissemination(wire: Wire) -> Steps:

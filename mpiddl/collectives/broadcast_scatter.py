@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives.allgather_ring import allgather_ring
-from mpiddl.collectives.base import LARGEST, Steps, block_bounds, pieces
-from mpiddl.collectives.wire import Wire
+from mpiddl.collectives.wire import LARGEST, Wire
+from mpiddl.layout import block_bounds, pieces
+from mpiddl.progress.started import Steps
 
 
 def broadcast_scatter(wire: Wire, buf: np.ndarray, root: int, *, largest: int = LARGEST, **options: Any) -> Steps:

@@ -16,10 +16,10 @@ import numpy as np
 
 from mpiddl.collectives.allreduce_ring import allreduce_ring
 from mpiddl.collectives.allreduce_two_step import TwoStep
-from mpiddl.collectives.base import Started, go_on
 from mpiddl.collectives.wire import Wire
 from mpiddl.memory import aligned_zeros
 from mpiddl.node.topology import neighbours
+from mpiddl.progress.started import Started, go_on
 from mpiddl.transport.base import SUM
 from mpiddl.transport.comm import Comm
 

@@ -19,21 +19,8 @@ from mpiddl.collectives.allreduce_ring import allreduce_ring
 from mpiddl.collectives.allreduce_staged import stage
 from mpiddl.collectives.allreduce_tree import allreduce_tree, exchange, kept_plan
 from mpiddl.collectives.allreduce_two_step import allreduce_two_step, staged
+from mpiddl.collectives.arguments import check_alike, check_alive, check_op, check_root, checking, flat, flat_pair
 from mpiddl.collectives.barrier_dissemination import barrier_dissemination
-from mpiddl.collectives.base import (
-    Queue,
-    Started,
-    Steps,
-    block_bounds,
-    check_alike,
-    check_alive,
-    check_op,
-    check_root,
-    checking,
-    flat,
-    flat_pair,
-    run,
-)
 from mpiddl.collectives.broadcast_binomial import broadcast_binomial
 from mpiddl.collectives.broadcast_chain import broadcast_chain
 from mpiddl.collectives.broadcast_scatter import broadcast_scatter
@@ -43,7 +30,9 @@ from mpiddl.collectives.reduce_scatter_gather import reduce_scatter_gather
 from mpiddl.collectives.reduce_scatter_ring import reduce_scatter_ring
 from mpiddl.collectives.wire import Wire, wire
 from mpiddl.errors import ShapeError, UsageError
+from mpiddl.layout import block_bounds
 from mpiddl.node.topology import neighbours
+from mpiddl.progress.started import Queue, Started, Steps, run
 from mpiddl.transport.base import SUM, Op
 from mpiddl.transport.comm import Comm
 
@@ -204,7 +193,7 @@ def reduce_scatter(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op 
                    checked: bool = False) -> None:
     """One block of the reduction of all ranks' ``sendbuf`` for each rank, in ``recvbuf``.
 
-    Blocks are contiguous and differ by one element at most (`base.block_bounds`); ``recvbuf`` has this rank's size.
+    Blocks are contiguous and differ by one element at most (`mpiddl.layout.block_bounds`); ``recvbuf`` has this rank's size.
     ``algorithm``: ``ring``, ``read`` (a ring where ranks may not read each other's memory), or ``auto``: read. Errors as
     `allreduce`.
 
@@ -231,7 +220,7 @@ def iallgather(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked:
 def allgather(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: bool = False) -> None:
     """All ranks' blocks one behind the other, in ``recvbuf`` of every rank.
 
-    ``sendbuf`` has the size of this rank's block of ``recvbuf`` (`base.block_bounds`). Errors as `allreduce`.
+    ``sendbuf`` has the size of this rank's block of ``recvbuf`` (`mpiddl.layout.block_bounds`). Errors as `allreduce`.
 
     Communication
     -------------

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from mpiddl import kernels
+from mpiddl.collectives.arguments import fused
 from mpiddl.collectives.at_once import AtOnce, Further
-from mpiddl.collectives.base import block_bounds, ceil_div, fused
+from mpiddl.layout import block_bounds, ceil_div
 from mpiddl.node.process_memory import processes
 from mpiddl.node.topology import neighbours
 from mpiddl.transport.agree import agreed
@@ -71,7 +72,7 @@ class Reading(AtOnce):
         return source, part, first, last, first, False, *self._fixed, *self.barrier
 
     def reduce_scatter(self, source: np.ndarray, block: np.ndarray) -> tuple[Any, ...]:
-        """The same for a reduce-scatter; ``block``: this rank's (`base.block_bounds`), which does not overlap its source."""
+        """The same for a reduce-scatter; ``block``: this rank's (`mpiddl.layout.block_bounds`), apart from its source."""
         first, last = block_bounds(source.size, self._comm.size, self._comm.rank)
         return source, block, first, last, first, False, *self._fixed, *self.barrier
 

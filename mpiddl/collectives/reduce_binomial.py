@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpiddl.collectives.base import LARGEST, Steps, pieces
-from mpiddl.collectives.wire import Wire
+from mpiddl.collectives.wire import LARGEST, Wire
+from mpiddl.layout import pieces
+from mpiddl.progress.started import Steps
 from mpiddl.transport.base import COMBINE, Op
 
 

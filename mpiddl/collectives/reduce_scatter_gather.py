@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.collectives.base import LARGEST, Steps, block_bounds, pieces
 from mpiddl.collectives.reduce_scatter_ring import reduce_scatter_ring
-from mpiddl.collectives.wire import Wire
+from mpiddl.collectives.wire import LARGEST, Wire
+from mpiddl.layout import block_bounds, pieces
+from mpiddl.progress.started import Steps
 from mpiddl.transport.base import Op
 
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.collectives.base import Steps
 from mpiddl.collectives.ring import Part, Ring
 from mpiddl.collectives.wire import Wire
+from mpiddl.progress.started import Steps
 from mpiddl.transport.base import COMBINE, Op
 
 
 def reduce_scatter_ring(wire: Wire, source: np.ndarray, block: np.ndarray, op: Op, *,
                         order: Sequence[int] | None = None, **options: Any) -> Steps:
-    """``block`` becomes this rank's block (`base.block_bounds`) of the reduction of all ranks' ``source``.
+    """``block`` becomes this rank's block (`mpiddl.layout.block_bounds`) of the reduction of all ranks' ``source``.
 
     ``order``: which block is each rank's, if the wire's ranks stand in another order than the blocks.
     """

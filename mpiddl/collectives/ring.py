@@ -16,11 +16,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mpiddl.collectives.base import LARGEST, Steps, block_bounds, ceil_div
-from mpiddl.collectives.wire import Wire
+from mpiddl.collectives.wire import LARGEST, Wire
+from mpiddl.layout import block_bounds, ceil_div
+from mpiddl.progress.started import Steps
 from mpiddl.transport.base import Request
 
 Part = tuple[int, int]
+
+Own = Callable[[int, int], np.ndarray]
+"""A rank's contribution to elements ``begin`` to ``end``."""
 
 
 class Ring:

@@ -13,6 +13,9 @@ from mpiddl.transport.comm import Comm
 
 TAGS = 32768  # every library has as many
 
+LARGEST = 2**31 - 1
+"""Elements of one message that every MPI library takes."""
+
 SEGMENT_BYTES = {"Open MPI": 60 * 1024, "": 128 * 1024}
 """Of a pipelined message, by what a library calls itself, at last any. Larger ones cost fewer calls. Over TCP, Open MPI sends
 up to 64 KiB at once, and asks before it sends more: questions and answers then wait behind what links have still to carry."""

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiddl.collectives import Started, calls
-from mpiddl.collectives.base import fused
+from mpiddl.collectives.arguments import fused
 from mpiddl.communicator import shortcuts
 from mpiddl.communicator.preparing import Preparing
 from mpiddl.communicator.request import request_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from mpiddl.collectives.base import check_alive
+from mpiddl.collectives.arguments import check_alive
 from mpiddl.communicator.private import ENOUGH_BYTES, NONBLOCKING, Private, keyval, private_of
 from mpiddl.errors import CommError
 from mpiddl.transport.base import REDUCED

@@ -19,10 +19,10 @@ from mpiddl.collectives import Started
 from mpiddl.collectives.allreduce_staged import stage
 from mpiddl.collectives.at_once import AtOnce
 from mpiddl.collectives.calls import READ
-from mpiddl.collectives.progress import Progress
 from mpiddl.collectives.reading import Reading, reading
 from mpiddl.errors import OutputError, SharedMemoryError
 from mpiddl.node.topology import neighbours
+from mpiddl.progress.thread import Progress
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import SUM
 from mpiddl.transport.comm import raise_held
@@ -146,7 +146,7 @@ class Private:
     def look_after(self) -> None:
         """Have a thread move on what is under way, while the program computes or waits in the library."""
         self._progress = self._progress or Progress(self.link)
-        self._progress.wake()
+        self._progress.begin()
 
     def close(self) -> None:
         """Collective. Requests keep their errors for their own ``Wait``; a signal's exception comes when all is freed."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpiddl.collectives.base import Started
 from mpiddl.machine.launch import library
+from mpiddl.progress.started import Started
 from mpiddl.transport.buffers import TAGS, to_oneself
 
 

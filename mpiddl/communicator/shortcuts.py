@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mpiddl.collectives.base import FUSED
+from mpiddl.collectives.arguments import FUSED
 from mpiddl.tuning.rule import UNFUSED
 
 SUM, MAX, MIN, PROD = MPI.SUM, MPI.MAX, MPI.MIN, MPI.PROD  # as attributes of a module they would cost 0.1 us a call
@@ -50,8 +50,9 @@ def drop(comm: MPI.Comm) -> None:
 
 
 def unfused(buffer: np.ndarray, op: Any) -> bool:
-    """Whether it is plain at once that no compiled kernel reduces such arrays (`mpiddl.collectives.base.fused`). Another object
-    for an operation, which some ranks may have, is looked at elsewhere."""
+    """Whether it is plain at once that no compiled kernel reduces such arrays (`mpiddl.collectives.arguments.fused`).
+
+    Another object for an operation, which some ranks may have, is looked at elsewhere."""
     return buffer.dtype.char not in FUSED if op is SUM else op is MAX or op is MIN or op is PROD
 
 

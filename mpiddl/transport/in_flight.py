@@ -6,7 +6,7 @@ from typing import Any
 
 
 class InFlight(list[Any]):
-    """The started collectives of a rank, on all its communicators (`mpiddl.collectives.base.Started`)."""
+    """The started collectives of a rank, on all its communicators (`mpiddl.progress.started.Started`)."""
 
     def move_on(self) -> None:
         """Advance each one as far as it goes without waiting."""

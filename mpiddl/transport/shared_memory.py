@@ -129,7 +129,7 @@ class KernelRequest:
 def end_kernel(comm: Comm, kernel: Callable[..., bool], arguments: tuple[Any, ...], over: Callable[[], bool]) -> None:
     """Go on, until it is ``over``, with a kernel between whose calls a signal's handler has raised; a second exception ends it.
 
-    For those that call a kernel without a request, and hold back what is raised as `mpiddl.collectives.base.Started` does.
+    For those that call a kernel without a request, and hold back what is raised as `mpiddl.progress.started.Started` does.
     """
     try:
         while not (over() or kernel(*arguments, PATIENCE)):

@@ -19,8 +19,8 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
 """Of each call; the library's own algorithm is always one."""
 
 UNFUSED = {call: f"{call}_unfused" for call in ("allreduce", "reduce", "reduce_scatter")}
-"""What these are called in tables where no compiled kernel adds in shared memory (`mpiddl.collectives.base.fused`): for all
-types and operations but sums of float32 and float64."""
+"""What these are called in tables where no compiled kernel adds in shared memory (`mpiddl.collectives.arguments.fused`), that
+is, for all types and operations but sums of float32 and float64."""
 
 CANDIDATES |= {name: CANDIDATES[call] for call, name in UNFUSED.items()}
 

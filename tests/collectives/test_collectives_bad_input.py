@@ -7,8 +7,8 @@ import pytest
 
 from mpiddl import collectives
 from mpiddl.collectives import TwoStep, allgather, allreduce, broadcast, iallreduce, progress, reduce, reduce_scatter
-from mpiddl.collectives.base import block_bounds
 from mpiddl.errors import CommError, MismatchError, ShapeError, UsageError
+from mpiddl.layout import block_bounds
 from mpiddl.node.arena import Arena
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, MAX, MIN, PROD, SUM

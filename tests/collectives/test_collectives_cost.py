@@ -10,8 +10,8 @@ from harness.reductions import LAYOUTS, placed
 
 from mpiddl import collectives
 from mpiddl.collectives import TwoStep, allreduce, barrier, broadcast, iallreduce, reduce, reduce_scatter
-from mpiddl.collectives.base import Queue, run
 from mpiddl.node.topology import Topology
+from mpiddl.progress.started import Queue, run
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE
 

@@ -13,11 +13,12 @@ from harness.reductions import ALGORITHMS, LAYOUTS, REAL, fold, given, placed
 from mpiddl import collectives
 from mpiddl.collectives import TwoStep, allreduce, calls, iallreduce, ibarrier, ibroadcast, ireduce, ireduce_scatter, progress
 from mpiddl.collectives.allreduce_ring import allreduce_ring
-from mpiddl.collectives.base import Started, block_bounds, go_on, run
-from mpiddl.collectives.progress import Progress
 from mpiddl.collectives.reduce_scatter_ring import reduce_scatter_ring
 from mpiddl.collectives.wire import wire
 from mpiddl.errors import CommError
+from mpiddl.layout import block_bounds
+from mpiddl.progress.started import Started, go_on, run
+from mpiddl.progress.thread import Progress
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, MAX, SUM
 from mpiddl.transport.start import load_mpi
@@ -286,12 +287,12 @@ def test_a_progress_thread_that_ends_while_it_finds_nothing_to_do(link, monkeypa
     clear = moving._news.clear
 
     def clear_late():
-        moving.freed = True
+        moving._ended = True
         moving._news.set()
         clear()
 
     monkeypatch.setattr(moving._news, "clear", clear_late)
-    moving.wake()
+    moving.begin()
     moving._thread.join()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiddl.collectives.base import Started
+from mpiddl.progress.started import Started
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
@@ -25,18 +25,14 @@ class Reached:
 class Interrupted(Started):
     """A signal's handler raises when it next looks whether it is over, and waits for nothing."""
 
-    armed, ended = False, False
+    armed = False
 
     @property
-    def _over(self):
+    def over(self):
         if self.armed and self._pending is None:
             self.armed = False
             raise InterruptedError
-        return self.ended
-
-    @_over.setter
-    def _over(self, ended):
-        self.ended = ended
+        return super().over
 
 
 @pytest.mark.parametrize("where", ["between steps", "in a step"])

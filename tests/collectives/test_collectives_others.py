@@ -11,8 +11,8 @@ from harness.reductions import LAYOUTS, REAL, fold, given, lengths, ops, placed
 
 from mpiddl.collectives import allgather, barrier, broadcast, calls, reduce, reduce_scatter, ring
 from mpiddl.collectives.allgather_ring import allgather_ring
-from mpiddl.collectives.base import block_bounds
 from mpiddl.collectives.wire import wire
+from mpiddl.layout import block_bounds
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, MAX, REDUCED, SUM
 

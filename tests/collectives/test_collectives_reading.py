@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from mpiddl.collectives import allreduce
-from mpiddl.collectives.base import run
 from mpiddl.collectives.reading import readable, reading
 from mpiddl.kernels.node.node_read_sum import FAILED, UNREAD
 from mpiddl.node import process_memory as attach
+from mpiddl.progress.started import run
 from mpiddl.transport.base import SUM
 
 pytestmark = pytest.mark.mpi

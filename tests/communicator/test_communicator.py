@@ -194,7 +194,7 @@ def test_whatever_is_raised_all_is_freed(comm, forced, monkeypatch, what):
     given = {"a failure": [(True,)], "a signal": [(False, KeyboardInterrupt()), (False,)],
              "both": [(False, KeyboardInterrupt()), (True,)]}[what]  # fmt: skip
     requests, closing, link, freed = [], [], ours._private.link, []
-    ours._private._progress = SimpleNamespace(wake=lambda: None, Free=lambda: freed.append("thread"))
+    ours._private._progress = SimpleNamespace(begin=lambda: None, Free=lambda: freed.append("thread"))
     for args in given:
         monkeypatch.setitem(calls.ALLREDUCE, "ring", lambda *_, args=args: ((), steps(*args), None))
         requests.append(ours.Iallreduce(x, x.copy()))

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 
 from mpiddl.collectives import TwoStep, calls
-from mpiddl.collectives.base import block_bounds
+from mpiddl.layout import block_bounds
 from mpiddl.node.topology import neighbours
 from mpiddl.testbed import link_bytes
 from mpiddl.transport.mpi import connect

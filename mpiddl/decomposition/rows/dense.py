@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from mpiddl import kernels
-from mpiddl.collectives.base import block_bounds
 from mpiddl.data.arrays import refuse_masked
 from mpiddl.decomposition.rows.base import Sums, padded, together
+from mpiddl.layout import block_bounds
 from mpiddl.memory import aligned_zeros
 
 LEAST_OF_A_THREAD = 500_000

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from mpiddl import kernels
-from mpiddl.collectives.base import block_bounds
 from mpiddl.decomposition.rows.base import Sums, padded, together
 from mpiddl.decomposition.rows.dense import moved
+from mpiddl.layout import block_bounds
 
 DENSE_BYTES = 1 << 26
 """Of a block of rows that is made dense."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from mpiddl.collectives import iallreduce
 from mpiddl.memory import aligned_zeros
+from mpiddl.progress.thread import Progress
 from mpiddl.strategies.base import Pending
-from mpiddl.strategies.mover import Mover
 from mpiddl.transport.base import IN_PLACE
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.meter import booked
@@ -25,11 +25,11 @@ class Late:
     """
 
     def __init__(self, comm: Comm, size: int, dtype: np.dtype, most: int):
-        self._comm, self._mover = comm, Mover(comm)
+        self._comm, self._thread = comm, Progress(comm)
         self._size, self._dtype, self._most = size, dtype, most
         self._room: list[np.ndarray] = []
         self._next = 0
-        self.freed, self.trouble = False, self._mover.trouble
+        self.freed, self.trouble = False, self._thread.trouble
 
     def start(self, array: np.ndarray) -> Pending:
         """Start the sum of all ranks' ``array``, in a copy. Overwrites the sum started ``most`` calls ago."""
@@ -42,7 +42,7 @@ class Late:
             return Pending(total, self._comm.Iallreduce(IN_PLACE, total))
         request = iallreduce(self._comm, IN_PLACE, total)
         if self._comm.size > 1:
-            self._mover.on(request)
+            self._thread.on(request)
         return Pending(total, request)
 
     def move_on(self) -> None:
@@ -53,14 +53,14 @@ class Late:
 
     def wait(self, sum: Pending) -> np.ndarray:
         """Wait for ``sum`` and return its array, which stays valid until the next `start`."""
-        self._mover.rest()
+        self._thread.rest()
         total = sum.wait()
-        self._mover.wake()
+        self._thread.wake()
         return total
 
     def stop(self) -> None:
         """Stop the progress thread. The next sum starts a new one."""
-        self._mover.stop()
+        self._thread.Free()
 
     def Free(self) -> None:
         """Local."""

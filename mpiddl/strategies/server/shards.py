@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.collectives.base import block_bounds
+from mpiddl.layout import block_bounds
 from mpiddl.node.topology import neighbours
 from mpiddl.strategies.base import Replica
 from mpiddl.strategies.server.push_ledger import Ledger

@@ -26,9 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.collectives.base import block_bounds
 from mpiddl.errors import UsageError
-from mpiddl.layout import rank_shards
+from mpiddl.layout import block_bounds, rank_shards
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
 from mpiddl.strategies.server.push import Push, layers_of, staleness
 from mpiddl.strategies.server.rule import Rule

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives import TwoStep, allreduce
-from mpiddl.collectives.base import go_on
 from mpiddl.collectives.buckets import Buckets
 from mpiddl.errors import UsageError
+from mpiddl.progress.started import go_on
+from mpiddl.progress.thread import Progress
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
-from mpiddl.strategies.mover import Mover
 from mpiddl.strategies.synchronous.auto_choice import Choice, choose
 from mpiddl.strategies.synchronous.overlap_measured import Hidden
 from mpiddl.transport.base import IN_PLACE
@@ -110,12 +110,12 @@ class Way:
             self.choice = Choice("buckets", bucket_bytes, "as asked for")
         self.trouble, self.hidden, self.freed = "", Hidden(comm.now), False
         self.sum: TwoStep | Buckets | None = None
-        self._comm, self._mover, self._later = comm, Mover(comm), list[tuple[int, int]]()
+        self._comm, self._thread, self._later = comm, Progress(comm), list[tuple[int, int]]()
         if self.choice.algorithm.startswith("two-step"):
             self.sum = TwoStep(comm, size, dtype, leader=self.choice.algorithm == "two-step-leader")
         if self.choice.algorithm == "buckets":
             self.sum = Buckets(comm, size, dtype)
-            self.trouble = self._mover.trouble
+            self.trouble = self._thread.trouble
 
     def bucket(self, begin: int, end: int) -> None:
         """Elements ``begin`` to ``end`` are final."""
@@ -135,7 +135,7 @@ class Way:
         """Called when the gradient is complete. Waits for the sum and returns it."""
         assert isinstance(self.sum, Buckets)
         self.hidden.computed()
-        self._mover.rest()
+        self._thread.rest()
         self._send()
         self.sum.wait()
         self.hidden.over()
@@ -146,12 +146,12 @@ class Way:
         for begin, end in self._later:
             request = self.sum.start(begin, end)
             if not self.hidden.measuring:
-                self._mover.on(request)
+                self._thread.on(request)
         self._later.clear()
 
     def stop(self) -> None:
         """Stop the progress thread. The next bucket starts a new one."""
-        self._mover.stop()
+        self._thread.Free()
 
     def Free(self) -> None:
         """Collective."""

@@ -1,0 +1,1 @@
+"""Operations under way, and the thread that advances them."""
