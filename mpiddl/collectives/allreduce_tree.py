@@ -27,24 +27,18 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpiddl.collectives.allgather_ring import allgather_ring
-from mpiddl.collectives.arguments import check_alike, check_alive, plan_dtype
+from mpiddl.collectives.plan import STAGED_BYTES, Plan, staged_size
 from mpiddl.collectives.ring import Own
 from mpiddl.collectives.wire import LARGEST, Wire
-from mpiddl.errors import CommError
 from mpiddl.layout import block_bounds, ceil_div, pieces
 from mpiddl.memory import aligned_zeros
-from mpiddl.node.arena import Arena
 from mpiddl.node.topology import Topology, neighbours
-from mpiddl.progress.started import Queue, Steps, run
-from mpiddl.transport.agree import agreed
+from mpiddl.progress.started import Steps
 from mpiddl.transport.base import COMBINE, SUM, Op
 from mpiddl.transport.comm import Comm
 
 BLOCK_BYTES = 64 * 1024
 """Parts in shared memory are added up by blocks of this size, whose partial sums stay in the second cache."""
-
-STAGED_BYTES = 64 << 20
-"""Most of an array that lies elsewhere is copied into shared memory in pieces of this size."""
 
 AHEAD = 2
 """Sends under way at a time: one on the links, one that follows it."""
@@ -134,7 +128,7 @@ def exchange(wire: Wire, own: Own, result: np.ndarray, op: Op, *, segment_bytes:
     yield from allgather_ring(wire, None, result, tag=tag, segment_bytes=segment_bytes)
 
 
-class TreeSum(Queue):
+class TreeSum(Plan):
     """A tree all-reduce that is set up once: fill ``input``, call it, read ``result``, as `TwoStep`.
 
     Parameters
@@ -172,43 +166,19 @@ class TreeSum(Queue):
     """
 
     def __init__(self, comm: Comm, size: int, dtype: DTypeLike, op: Op = SUM):
-        check_alive(comm)
-        comm.patient_barrier(0.0)  # others may still wait for what was started before
-        with agreed(comm):
-            kind = plan_dtype(size, dtype, op)
-        check_alike(comm, "TreeSum", size=size, dtype=kind, op=op.name)
-        near = neighbours(comm)
-        self._comm, self._op, self._arena = comm, op, Arena(comm)
+        super().__init__(comm, size, dtype, op)
+        kind, near = self._kind, self._near
         self._together = branches(near.topology) and len(near.topology.nodes) < comm.size
-        with self._arena.all_or_nothing(), agreed(comm):  # a node alone may have too little room
+        with self._made():
             self.input, self._result = self._memory(size, kind)
-        self.result = self._result[:]
-        self.result.flags.writeable = False
         self._inputs = self._arena.peers("input") if self._together else [self.input]
         self._local = near.local.rank if self._together else 0
         nodes = len(near.topology.nodes) if self._together else comm.size
         self._streams = 1 if not self._together else near.topology.least if nodes > 1 else near.local.size
         across = near.across if self._together else comm
         self._wire = Wire(across.Create(range(across.size))) if nodes > 1 else None
-        self.wires = (self._wire.comm,) if self._wire else ()
         self._block = BLOCK_BYTES // kind.itemsize
         self._spare = aligned_zeros(levels(len(self._inputs)) * self._block, kind).reshape(-1, self._block)
-
-    def __call__(self) -> np.ndarray:
-        """Reduce, and return ``result``."""
-        check_alive(self._comm)
-        if not self._inputs:
-            raise CommError("TreeSum: got an object after Free(), expected an object that was not freed")
-        run(self._comm, self.wires, self.steps(self.result.size), True, self)
-        return self.result
-
-    def Free(self) -> None:
-        """Give the memory back; collective. The arrays must not be touched afterwards."""
-        self.give_up("its TreeSum was freed")
-        self._inputs = []
-        self._arena.Free()
-        for across in self.wires:
-            across.Free()
 
     def steps(self, size: int) -> Steps:
         """Reduce the first ``size`` elements."""
@@ -247,14 +217,6 @@ def kept_plan(comm: Comm, nbytes: int, dtype: np.dtype, op: Op, *, most_bytes: i
     topology = neighbours(comm).topology
     if not branches(topology) or len(topology.nodes) == comm.size:
         return None
-    size = max(1, min(most_bytes, 1 << max(12, (nbytes - 1).bit_length())) // dtype.itemsize)
-    return comm.kept(("tree", size, dtype, op), lambda: TreeSum(comm, size, dtype, op))
-
-
-def allreduce_tree(plan: TreeSum, source: np.ndarray, result: np.ndarray) -> Steps:
-    """``result`` becomes the reduction of all ranks' ``source``, through the plan's shared memory: two copies more."""
-    for piece in pieces(result.size, plan.input.size):
-        length = piece.stop - piece.start
-        plan.input[:length] = source[piece]
-        yield from plan.steps(length)
-        result[piece] = plan.result[:length]
+    size = staged_size(nbytes, dtype, most_bytes)
+    found: TreeSum = comm.kept(("tree", size, dtype, op), lambda: TreeSum(comm, size, dtype, op))
+    return found

@@ -25,16 +25,14 @@ from numpy.typing import DTypeLike
 
 from mpiddl import kernels
 from mpiddl.collectives.allreduce_ring import reduce_round
-from mpiddl.collectives.arguments import check_alike, check_alive, check_whole, fused, plan_dtype
+from mpiddl.collectives.arguments import check_whole, fused
+from mpiddl.collectives.plan import STAGED_BYTES, Plan, staged_size
 from mpiddl.collectives.wire import Wire
-from mpiddl.errors import CommError, UsageError
+from mpiddl.errors import UsageError
 from mpiddl.layout import block_bounds, ceil_div, pieces
 from mpiddl.machine.clock import now
 from mpiddl.memory import ALIGNMENT
-from mpiddl.node.arena import Arena
-from mpiddl.node.topology import neighbours
-from mpiddl.progress.started import Queue, Started, Steps, run
-from mpiddl.transport.agree import agreed
+from mpiddl.progress.started import Started, Steps, run
 from mpiddl.transport.base import COMBINE, PATIENCE, SUM, Op
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.shared_memory import KernelRequest, end_kernel
@@ -42,16 +40,11 @@ from mpiddl.transport.shared_memory import KernelRequest, end_kernel
 CACHED_BYTES = 64 * 1024
 """Adding up more than two inputs goes by blocks of this size, which stay in the first or second cache."""
 
-STAGED_BYTES = 64 << 20
-"""Most of an array that lies elsewhere is copied into shared memory in pieces of this size."""
-
 STREAMED_BYTES = 8 << 20
 """From here on a node's result is written past the caches, which would not hold it beside the inputs."""
 
-PAGE_BYTES = 4096
 
-
-class TwoStep(Queue):
+class TwoStep(Plan):
     """An all-reduce that is set up once: fill ``input``, call it, read ``result``.
 
     Parameters
@@ -93,32 +86,33 @@ class TwoStep(Queue):
 
     def __init__(self, comm: Comm, size: int, dtype: DTypeLike, op: Op = SUM, *, leader: bool = False,
                  segment_bytes: int | None = None):
-        check_alive(comm)
-        comm.patient_barrier(0.0)  # others may still wait for what was started before
-        with agreed(comm):
-            kind = _checked(size, dtype, op, leader, segment_bytes)
-        check_alike(comm, "TwoStep", size=size, dtype=kind, op=op.name, leader=leader, segment_bytes=segment_bytes)
-        near = neighbours(comm)
-        self._comm, self._near, self._op, self._segment_bytes = comm, near, op, segment_bytes
-        self._beside = comm.started
-        self._arena = Arena(comm)
+        self._leader, self._segment_bytes = leader, segment_bytes
+        super().__init__(comm, size, dtype, op)
+        kind, near, self._beside = self._kind, self._near, comm.started
         local, nodes = near.local, len(near.topology.nodes)
-        with self._arena.all_or_nothing(), agreed(comm):  # a node alone may have too little room, or fail to load kernels
+        with self._made():
             self.input = self._arena.shared("input", size, kind)
             self._result = self._arena.common("result", size, kind)
             self._barrier = self._arena.barrier("input")
             at_once = nodes == 1 < local.size and fused(kind, op) and self._barrier
             self._kernel: Any = kernels.node_sum.node_sum if at_once else None
-        self.result = self._result[:]
-        self.result.flags.writeable = False
         self._inputs = self._arena.peers("input")
         self._streams = (1 if leader else near.topology.least) if nodes > 1 else local.size
-        # Its own: plans under way at the same time come to their messages in different orders on different ranks.
         self._wire = Wire(near.across.Create(range(near.across.size))) if nodes > 1 else None
-        self.wires = (self._wire.comm,) if self._wire else ()
         self._leader = leader and nodes > 1
         self._addresses = np.array([array.ctypes.data for array in self._inputs])
         self._at_once = self._node_sum(size) if at_once else ()
+
+    def _checked(self, size: Any, dtype: Any, op: Op) -> np.dtype:
+        kind = super()._checked(size, dtype, op)
+        if self._segment_bytes is not None:
+            check_whole("segment_bytes", self._segment_bytes, 1)
+        if not isinstance(self._leader, bool):
+            raise UsageError(f"leader: got {self._leader!r}, expected True or False")
+        return kind
+
+    def _settings(self) -> dict[str, Any]:
+        return {"leader": self._leader, "segment_bytes": self._segment_bytes}
 
     def __call__(self) -> np.ndarray:
         """Reduce, and return ``result``."""
@@ -178,18 +172,9 @@ class TwoStep(Queue):
             first, last = block_bounds(end - begin, self._streams, self._near.local.rank)
             yield from self._slice(begin + first, begin + last, tag)
 
-    def _check_alive(self) -> None:
-        check_alive(self._comm)
-        if not self._inputs:
-            raise CommError("TwoStep: got an object after Free(), expected an object that was not freed")
-
     def Free(self) -> None:
-        """Give the shared memory back; collective. The arrays must not be touched afterwards."""
-        self.give_up("its TwoStep was freed")
-        self._inputs, self._at_once = [], ()
-        self._arena.Free()
-        for across in self.wires:
-            across.Free()
+        self._at_once = ()
+        super().Free()
 
     def steps(self, size: int) -> Steps:
         """Reduce the first ``size`` elements."""
@@ -234,28 +219,9 @@ class TwoStep(Queue):
                     combine(result[part], more[part], out=result[part])
 
 
-def _checked(size: Any, dtype: Any, op: Any, leader: Any, segment_bytes: Any) -> np.dtype:
-    """The dtype, if all arguments of a plan make sense."""
-    kind = plan_dtype(size, dtype, op)
-    if segment_bytes is not None:
-        check_whole("segment_bytes", segment_bytes, 1)
-    if not isinstance(leader, bool):
-        raise UsageError(f"leader: got {leader!r}, expected True or False")
-    return kind
-
-
 def staged(comm: Comm, nbytes: int, dtype: np.dtype, op: Op, *, leader: bool = False,
            most_bytes: int = STAGED_BYTES) -> TwoStep:
     """A `TwoStep` for arrays that lie anywhere, kept with ``comm`` for the next call of about that size; collective."""
-    room = min(most_bytes, max(PAGE_BYTES, 1 << (nbytes - 1).bit_length()))
-    size = max(1, room // dtype.itemsize)
-    return comm.kept(("two-step", size, dtype, op, leader), lambda: TwoStep(comm, size, dtype, op, leader=leader))
-
-
-def allreduce_two_step(plan: TwoStep, source: np.ndarray, result: np.ndarray) -> Steps:
-    """``result`` becomes the reduction of all ranks' ``source``, through the plan's shared memory: two copies more."""
-    for piece in pieces(result.size, plan.input.size):
-        length = piece.stop - piece.start
-        plan.input[:length] = source[piece]
-        yield from plan.steps(length)
-        result[piece] = plan.result[:length]
+    size = staged_size(nbytes, dtype, most_bytes)
+    found: TwoStep = comm.kept(("two-step", size, dtype, op, leader), lambda: TwoStep(comm, size, dtype, op, leader=leader))
+    return found

@@ -17,13 +17,14 @@ from mpiddl.collectives.allgather_ring import allgather_ring
 from mpiddl.collectives.allreduce_doubling import allreduce_doubling
 from mpiddl.collectives.allreduce_ring import allreduce_ring
 from mpiddl.collectives.allreduce_staged import stage
-from mpiddl.collectives.allreduce_tree import allreduce_tree, exchange, kept_plan
-from mpiddl.collectives.allreduce_two_step import allreduce_two_step, staged
+from mpiddl.collectives.allreduce_tree import exchange, kept_plan
+from mpiddl.collectives.allreduce_two_step import staged
 from mpiddl.collectives.arguments import check_alike, check_alive, check_op, check_root, checking, flat, flat_pair
 from mpiddl.collectives.barrier_dissemination import barrier_dissemination
 from mpiddl.collectives.broadcast_binomial import broadcast_binomial
 from mpiddl.collectives.broadcast_chain import broadcast_chain
 from mpiddl.collectives.broadcast_scatter import broadcast_scatter
+from mpiddl.collectives.plan import staged_steps
 from mpiddl.collectives.reading import reading
 from mpiddl.collectives.reduce_binomial import reduce_binomial
 from mpiddl.collectives.reduce_scatter_gather import reduce_scatter_gather
@@ -53,7 +54,7 @@ def _two_step(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op, leader
     if not leader and (through := stage(comm, result.dtype, op)) is not None:
         return (), through.steps(through.allreduce(source, result)), through
     plan = staged(comm, result.nbytes, result.dtype, op, leader=leader)
-    return plan.wires, allreduce_two_step(plan, source, result), plan
+    return plan.wires, staged_steps(plan, source, result), plan
 
 
 def _leader(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
@@ -79,7 +80,7 @@ def _doubling(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Und
 def _tree(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
     plan = kept_plan(comm, result.nbytes, result.dtype, op)
     if plan is not None:
-        return plan.wires, allreduce_tree(plan, source, result), plan
+        return plan.wires, staged_steps(plan, source, result), plan
     way = wire(comm)
     return (way.comm,), exchange(way, lambda begin, end: source[begin:end], result, op), None
 

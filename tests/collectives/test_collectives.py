@@ -9,7 +9,8 @@ from harness.reductions import ALGORITHMS, LAYOUTS, OPS, REAL, fold, given, leng
 
 from mpiddl.collectives import allreduce, allreduce_ring
 from mpiddl.collectives import allreduce_doubling as doubling
-from mpiddl.collectives.allreduce_two_step import allreduce_two_step, staged
+from mpiddl.collectives.allreduce_two_step import staged
+from mpiddl.collectives.plan import staged_steps
 from mpiddl.collectives.wire import wire
 from mpiddl.transport import virtual
 from mpiddl.transport.base import COMBINE, IN_PLACE, MAX, REDUCED, SUM
@@ -173,10 +174,10 @@ SMALL = {
         wire(comm), mine, total, op, segment_bytes=1
     ),
     "doubling": lambda comm, mine, total, op: doubling.allreduce_doubling(wire(comm), mine, total, op, largest=7),
-    "two-step": lambda comm, mine, total, op: allreduce_two_step(
+    "two-step": lambda comm, mine, total, op: staged_steps(
         staged(comm, total.nbytes, total.dtype, op, most_bytes=200), mine, total
     ),
-    "two-step-leader": lambda comm, mine, total, op: allreduce_two_step(
+    "two-step-leader": lambda comm, mine, total, op: staged_steps(
         staged(comm, total.nbytes, total.dtype, op, leader=True, most_bytes=200), mine, total
     ),
 }

@@ -8,7 +8,8 @@ from harness import queue_transport
 from harness.reductions import LAYOUTS, REAL, given, placed, rough, serial
 
 from mpiddl.collectives import TreeSum, allreduce
-from mpiddl.collectives.allreduce_tree import add_up, allreduce_tree, branches, exchange, kept_plan, levels
+from mpiddl.collectives.allreduce_tree import add_up, branches, exchange, kept_plan, levels
+from mpiddl.collectives.plan import staged_steps
 from mpiddl.collectives.wire import wire
 from mpiddl.errors import CommError, MismatchError, UsageError
 from mpiddl.node.topology import Topology
@@ -123,7 +124,7 @@ def check_small(comm):
         wanted = serial([roughly(rank, n, "d") for rank in range(comm.size)])
         plan = kept_plan(comm, 200, total.dtype, SUM, most_bytes=200)
         ways = [exchange(wire(comm), lambda b, e, mine=mine: mine[b:e], total, SUM, segment_bytes=64)] if comm.size > 1 else []
-        for steps in [*ways, *([allreduce_tree(plan, mine, total)] if plan else [])]:
+        for steps in [*ways, *([staged_steps(plan, mine, total)] if plan else [])]:
             total[:] = 0
             for request in steps:
                 request.Wait()
