@@ -21,9 +21,9 @@ import numpy as np
 from mpiddl.bench.rivals import rivals
 from mpiddl.collectives import TwoStep, calls
 from mpiddl.collectives.arguments import flat
-from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError, UsageError
 from mpiddl.layout import block_bounds
+from mpiddl.node.process_memory import readable
 from mpiddl.node.topology import Neighbours, neighbours
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.study.limits import HEADERS, free_memory, memory_limit, wire_limit
@@ -136,7 +136,7 @@ def _allreduce(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], librarie
         leader.input[:] = source
         inputs.append(leader.input)
         found["leader, in place"] = _ours(comm, leader, read=leader.result.sum)
-    unfit = {"read": not readable(comm), "doubling": source.nbytes > 1 << 20}
+    unfit = {"read": readable(comm) is None, "doubling": source.nbytes > 1 << 20}
     for algorithm in (name for name in ("read", "two-step", "ring", "doubling") if not unfit.get(name)):
         found[algorithm] = _ours(comm, partial(calls.allreduce, comm, source, result, algorithm=algorithm), read=read)
     comm.raw.Allreduce(source, result)
@@ -185,7 +185,7 @@ def _reduce_scatter(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], lib
     result, whole = np.zeros(end - begin, source.dtype), np.zeros_like(source)
     counts = [last - first for first, last in (block_bounds(source.size, comm.size, rank) for rank in range(comm.size))]
     found = {name: Contender(partial(raw.Reduce_scatter, source, result, counts)) for name, raw in libraries.items()}
-    for algorithm in ("read", "ring") if readable(comm) else ("ring",):
+    for algorithm in ("read", "ring") if readable(comm) is not None else ("ring",):
         found[algorithm] = _ours(comm, partial(calls.reduce_scatter, comm, source, result, algorithm=algorithm))
     comm.raw.Allreduce(source, whole)
     for name, contender in found.items():

@@ -23,8 +23,8 @@ import numpy as np
 
 from mpiddl.bench.collectives import best_library, check_memory, size_text
 from mpiddl.bench.rivals import rivals
-from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError
+from mpiddl.node.process_memory import readable
 from mpiddl.node.topology import neighbours
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.transport.agree import agreed
@@ -186,7 +186,7 @@ def _forced(link: MpiComm, arrays: _Arrays, all_of_them: bool = True,
     from mpiddl.communicator.kinds import always
 
     topology = neighbours(link).topology
-    names = [name for name in candidates(topology, arrays.name, readable(link))
+    names = [name for name in candidates(topology, arrays.name, readable(link) is not None)
              if all_of_them or name not in ("doubling", "binomial")]
     if topology.size == 1:
         names = [LIBRARY]

@@ -25,7 +25,7 @@ from mpiddl.models import MLP
 from mpiddl.node.topology import neighbours
 from mpiddl.optim import SGD
 from mpiddl.progress.thread import Progress
-from mpiddl.strategies.synchronous.auto_choice import BUCKET_BYTES
+from mpiddl.strategies.synchronous.auto import BUCKET_BYTES
 from mpiddl.strategies.synchronous.overlap_schedule import Overlap, ideal, lengths, schedule
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.transport.comm import Comm

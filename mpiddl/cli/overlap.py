@@ -40,7 +40,7 @@ def overlap(path: Path | None, plot: Path | None, hidden: tuple[int, ...], batch
     Start this command with mpiexec.
     """
     from mpiddl.bench import overlap as module
-    from mpiddl.strategies.synchronous.auto_choice import BUCKET_BYTES
+    from mpiddl.strategies.synchronous.auto import BUCKET_BYTES
     from mpiddl.study.output import check_files, keep, show
 
     check_files(path, plot)

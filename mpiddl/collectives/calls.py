@@ -32,19 +32,15 @@ from mpiddl.collectives.reduce_scatter_ring import reduce_scatter_ring
 from mpiddl.collectives.wire import Wire, wire
 from mpiddl.errors import ShapeError, UsageError
 from mpiddl.layout import block_bounds
+from mpiddl.node.process_memory import readable
 from mpiddl.node.topology import neighbours
 from mpiddl.progress.started import Queue, Started, Steps, run
 from mpiddl.transport.base import SUM, Op
 from mpiddl.transport.comm import Comm
+from mpiddl.tuning.rule import READ, own
 
-SHORT_BYTES = 16 * 1024
-"""Up to here rounds count more than bytes, and "auto" takes the algorithm with the fewest."""
-
-READ = "read"
-"""Where ranks may read each other's memory; elsewhere another one is taken instead."""
-
-FEW = 4
-"""Ranks up to which "auto" has those of one node read each other's memory; beyond, only measuring tells (`mpiddl tune`)."""
+WITHOUT_KERNELS = "auto without kernels"
+"""As auto, but no compiled kernel is loaded for a short message: for programs that need none otherwise."""
 
 Under = tuple[tuple[Any, ...], Steps, Queue | None]
 """The communicators that a collective sends on, its steps, and those it must not overlap with."""
@@ -112,10 +108,8 @@ def iallreduce(comm: Comm, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, a
     check_alive(comm)
     with checking(comm, checked):
         source, result = flat_pair(comm, sendbuf, recvbuf, op)
-        _choose(ALLREDUCE, algorithm, "")
-    one_node = neighbours(comm).local.size == comm.size
-    auto = READ if one_node and comm.size <= FEW else "two-step" if one_node or result.nbytes > SHORT_BYTES else "doubling"
-    chosen = _choose(ALLREDUCE, algorithm, auto)
+        _check(ALLREDUCE, algorithm)
+    chosen = _choice(comm, "allreduce", algorithm, result.nbytes)
     if checked:
         check_alike(comm, "allreduce", size=result.size, dtype=result.dtype, op=op.name, algorithm=chosen)
     if comm.size == 1 or not result.size:
@@ -140,8 +134,8 @@ def allreduce(comm: Comm, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, al
         SUM, MIN, MAX or PROD.
     algorithm : str
         ``two-step``, ``two-step-leader``, ``read`` (two-step where ranks may not read each other's memory), ``ring``,
-        ``doubling``, ``tree`` (in one order, wherever the ranks are), or ``auto``: read for a few ranks of one node,
-        doubling for short arrays across nodes, else two-step. What each costs stands on top of its file.
+        ``doubling``, ``tree`` (in one order, wherever the ranks are), or ``auto`` (`mpiddl.tuning.rule.own`). What each
+        costs stands on top of its file.
     checked : bool
         Compare the ranks' calls first.
 
@@ -181,7 +175,8 @@ def ireduce_scatter(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op
         source, block = flat("sendbuf", sendbuf), flat("recvbuf", recvbuf, writable=True)
         check_op(op, source.dtype)
         _check_block(comm, "recvbuf", block, source)
-        chosen = _choose(("ring", READ), algorithm, READ)
+        _check(("ring", READ), algorithm)
+    chosen = _choice(comm, "reduce_scatter", algorithm, source.nbytes)
     if checked:
         check_alike(comm, "reduce_scatter", size=source.size, dtype=source.dtype, op=op.name, algorithm=chosen)
     if chosen == READ and (through := reading(comm, source.dtype, op)) is not None:
@@ -237,8 +232,8 @@ def ibroadcast(comm: Comm, buf: np.ndarray, root: int = 0, *, algorithm: str = "
     with checking(comm, checked):
         check_root(comm, root)
         data = flat("buf", buf, writable=comm.rank != root or algorithm == "scatter")  # which brings the root all blocks, too
-        _choose(BROADCAST, algorithm, "")
-    chosen = _choose(BROADCAST, algorithm, "chain" if data.nbytes > SHORT_BYTES else "binomial")
+        _check(BROADCAST, algorithm)
+    chosen = _choice(comm, "bcast", algorithm, data.nbytes)
     if checked:
         check_alike(comm, "broadcast", size=data.size, dtype=data.dtype, root=root, algorithm=chosen)
     way = _round_nodes(comm)
@@ -270,8 +265,8 @@ def ireduce(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray | None, op: Op 
         else:
             source, result = flat("sendbuf", sendbuf), None
             check_op(op, source.dtype)
-        _choose((*REDUCE, READ), algorithm, "")
-    chosen = _choose((*REDUCE, READ), algorithm, READ if source.nbytes > SHORT_BYTES else "binomial")
+        _check((*REDUCE, READ), algorithm)
+    chosen = _choice(comm, "reduce", algorithm, source.nbytes)
     if checked:
         check_alike(comm, "reduce", size=source.size, dtype=source.dtype, op=op.name, root=root, algorithm=chosen)
     if chosen == READ and (through := reading(comm, source.dtype, op)) is not None:
@@ -309,10 +304,17 @@ def barrier(comm: Comm) -> None:
     ibarrier(comm, blocking=True)
 
 
-def _choose(known: Collection[str], algorithm: str, auto: str) -> str:
-    if algorithm not in ("auto", *known):
+def _check(known: Collection[str], algorithm: str) -> None:
+    if algorithm not in ("auto", WITHOUT_KERNELS, *known):
         raise UsageError(f"algorithm: got {algorithm!r}, expected one of auto, {', '.join(known)}")
-    return auto if algorithm == "auto" else algorithm
+
+
+def _choice(comm: Comm, call: str, algorithm: str, nbytes: int) -> str:
+    """What is asked for, or by the rule."""
+    if algorithm not in ("auto", WITHOUT_KERNELS):
+        return algorithm
+    near, library, reads = comm.kept("place", lambda: (neighbours(comm), comm.library(), readable(comm) is not None))
+    return own(near.topology, library, reads, call, nbytes, kernels=algorithm == "auto")
 
 
 def _check_block(comm: Comm, name: str, block: np.ndarray, whole: np.ndarray) -> None:

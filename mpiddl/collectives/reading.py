@@ -19,8 +19,7 @@ from mpiddl import kernels
 from mpiddl.collectives.arguments import fused
 from mpiddl.collectives.at_once import AtOnce, Further
 from mpiddl.layout import block_bounds, ceil_div
-from mpiddl.node.process_memory import processes
-from mpiddl.node.topology import neighbours
+from mpiddl.node.process_memory import readable
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import Op
 from mpiddl.transport.comm import Comm
@@ -107,18 +106,8 @@ class Reading(AtOnce):
 def reading(comm: Comm, dtype: np.dtype, op: Op) -> Reading | None:
     """What ``comm`` keeps for ``dtype``, if it can be used, which it can on every rank or on none; collective at the first
     call."""
-    others = _others(comm) if fused(dtype, op) else None
+    others = readable(comm) if fused(dtype, op) else None
     if others is None:
         return None
     found: Reading = comm.kept(("reading", dtype), lambda: Reading(comm, dtype, others))
     return None if found.alone else found
-
-
-def readable(comm: Comm) -> bool:
-    """Whether all ranks are on one node and may read each other's memory; collective at the first call."""
-    return _others(comm) is not None
-
-
-def _others(comm: Comm) -> np.ndarray | None:
-    local = neighbours(comm).local
-    return processes(local) if 1 < local.size == comm.size else None

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mpi4py import MPI
 
-from mpiddl.collectives.calls import READ
 from mpiddl.communicator.faster import Faster
 from mpiddl.communicator.private import ENOUGH_BYTES, Private, keyval
 from mpiddl.errors import UsageError
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.transport.uncaught import public
 from mpiddl.tuning import Forced, check_algorithms
-from mpiddl.tuning.rule import CANDIDATES
+from mpiddl.tuning.rule import CANDIDATES, READ
 
 _DUP, _SPLIT = MPI.Comm.Dup, MPI.Comm.Split  # found once, and not in each call
 _NEW: Any = MPI.Intracomm.__new__

@@ -18,7 +18,6 @@ from mpi4py import MPI
 from mpiddl.collectives import Started
 from mpiddl.collectives.allreduce_staged import stage
 from mpiddl.collectives.at_once import AtOnce
-from mpiddl.collectives.calls import READ
 from mpiddl.collectives.reading import Reading, reading
 from mpiddl.errors import OutputError, SharedMemoryError
 from mpiddl.node.topology import neighbours
@@ -29,7 +28,7 @@ from mpiddl.transport.comm import raise_held
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import chooser
 from mpiddl.tuning.place import table_path
-from mpiddl.tuning.rule import CANDIDATES, UNFUSED, nonblocking_bytes
+from mpiddl.tuning.rule import CANDIDATES, READ, UNFUSED, nonblocking_bytes
 
 NONBLOCKING = {"iallreduce": "allreduce", "ibcast": "bcast"}
 """Calls that return a request, and what they are called in a table."""

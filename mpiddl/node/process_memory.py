@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 
+from mpiddl.node.topology import neighbours
 from mpiddl.transport.comm import Comm
 
 TOKEN_BYTES = 16
@@ -33,6 +34,12 @@ def processes(local: Comm) -> np.ndarray | None:
     Collective over ``local``, the ranks of one node: two all-gathers at the first time, none afterwards.
     """
     return local.kept("processes", lambda: _find(local))
+
+
+def readable(comm: Comm) -> np.ndarray | None:
+    """`processes` of all ranks, if they are on one node and may read each other's memory; else None. Collective at first."""
+    local = neighbours(comm).local
+    return processes(local) if 1 < local.size == comm.size else None
 
 
 def _find(local: Comm) -> np.ndarray | None:

@@ -9,15 +9,14 @@ from math import exp, log
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpiddl.collectives.calls import READ
-from mpiddl.collectives.reading import readable
 from mpiddl.errors import MpiddlError, UsageError
+from mpiddl.node.process_memory import readable
 from mpiddl.node.topology import Topology, neighbours
 from mpiddl.transport.comm import Comm
 from mpiddl.tuning import rule
 from mpiddl.tuning.fit import fit
 from mpiddl.tuning.place import place_of
-from mpiddl.tuning.rule import LIBRARY
+from mpiddl.tuning.rule import LIBRARY, READ
 from mpiddl.tuning.table import Entry, Place, Table, read_table
 
 Steps = tuple[tuple[int, str], ...]
@@ -85,6 +84,15 @@ class Chooser:
         line, known = fit(entry.sizes, entry.seconds[name]), entry.sizes[0] <= nbytes <= entry.sizes[-1]
         return Choice(name, self.source, between(entry, name, nbytes) if known else None, line(nbytes))
 
+    def gradient(self, nbytes: int) -> Choice:
+        """For the gradient of a training step, which is made part by part (`mpiddl.tuning.rule.gradient`); a table tells only
+        of sums after the backward pass."""
+        name, why = rule.gradient(self.topology, nbytes)
+        if name in ("none", rule.BUCKETS) or not self.measured("allreduce"):
+            return Choice(name, why)
+        found = self.choose("allreduce", nbytes)
+        return Choice(found.algorithm, str(found).partition(": ")[2])
+
     def _possible(self, entry: Entry | None) -> Entry | None:
         """Without what has been measured where ranks might read each other's memory, if here they may not."""
         if entry is None or self.reads:
@@ -146,7 +154,7 @@ def chooser(comm: Comm, path: Path | None, asked_for: bool = False) -> Chooser:
     -------------
     Collective: two broadcasts, at the first time on ``comm`` its neighbours.
     """
-    topology, reads = neighbours(comm).topology, readable(comm)
+    topology, reads = neighbours(comm).topology, readable(comm) is not None
     place = comm.setup_allgather(place_of(comm, topology) if comm.rank == 0 else None)[0]
     table, source, unused = comm.setup_allgather(_read(path, place, asked_for) if comm.rank == 0 else None)[0]
     return Chooser(topology, place, table, source, unused=unused, reads=reads)

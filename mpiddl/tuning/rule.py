@@ -8,12 +8,27 @@ from mpiddl.node.topology import Topology
 
 LIBRARY = "library"
 
+READ = "read"
+"""Where ranks may read each other's memory; elsewhere another one is taken instead."""
+
+BUCKETS = "buckets"
+"""Parts of a gradient, summed during the backward pass (`mpiddl.collectives.buckets`)."""
+
+SHORT_BYTES = 16 << 10
+"""Up to this size the number of rounds matters more than the number of bytes."""
+
+WITHOUT_KERNELS_BYTES = 64 << 10
+"""Up to this size a compiled kernel saves some 50 microseconds; loading numba takes a second."""
+
+WORTH_BYTES = 1 << 20
+"""A smaller gradient is summed in less time than a thread needs to wake up."""
+
 CANDIDATES: dict[str, tuple[str, ...]] = {
-    "allreduce": (LIBRARY, "read", "two-step", "two-step-leader", "ring", "doubling"),
-    "reduce": (LIBRARY, "read", "scatter", "binomial"),
+    "allreduce": (LIBRARY, READ, "two-step", "two-step-leader", "ring", "doubling"),
+    "reduce": (LIBRARY, READ, "scatter", "binomial"),
     "bcast": (LIBRARY, "chain", "scatter", "binomial"),
     "allgather": (LIBRARY, "ring"),
-    "reduce_scatter": (LIBRARY, "read", "ring"),
+    "reduce_scatter": (LIBRARY, READ, "ring"),
     "barrier": (LIBRARY, "dissemination"),
 }
 """Of each call; the library's own algorithm is always one."""
@@ -83,7 +98,7 @@ def steps(topology: Topology, call: str, library: str, reads: bool) -> Steps:
         known = ONE_NODE if topology.size <= FEW else ONE_LARGE_NODE
         if reads and topology.size <= FEW and call in READ_BYTES:
             begins = next(found for name, found in READ_BYTES[call].items() if library.startswith(name))
-            return (*known.get(call, ()), (begins[topology.size - 2], "read"))
+            return (*known.get(call, ()), (begins[topology.size - 2], READ))
     else:
         known = next(found for name, found in ACROSS.items() if library.startswith(name))
     return known.get(call, ())
@@ -101,4 +116,36 @@ def nonblocking_bytes(topology: Topology, library: str) -> float:
 def candidates(topology: Topology, call: str, reads: bool) -> tuple[str, ...]:
     """What may be taken on such a cluster."""
     unfit = {"two-step-leader"} if len(topology.nodes) == 1 else set()
-    return tuple(name for name in CANDIDATES[call] if name not in unfit | (set() if reads else {"read"}))
+    return tuple(name for name in CANDIDATES[call] if name not in unfit | (set() if reads else {READ}))
+
+
+def own(topology: Topology, library: str, reads: bool, call: str, nbytes: int, kernels: bool = True) -> str:
+    """The algorithm of mpiddl for a call that shall not be the library's: by `steps` where these name one.
+
+    ``kernels``: whether compiled kernels may be loaded for a short message.
+    """
+    if not kernels and nbytes <= WITHOUT_KERNELS_BYTES and len(topology.nodes) == 1:
+        return "doubling"
+    found = [name for begin, name in steps(topology, call, library, reads) if begin <= nbytes]
+    if found:
+        return found[-1]
+    short = nbytes <= SHORT_BYTES
+    return {
+        "allreduce": "doubling" if short and len(topology.nodes) > 1 else "two-step",
+        "bcast": "binomial" if short else "chain",
+        "reduce": "binomial" if short else READ,
+        "reduce_scatter": READ,
+    }[call]
+
+
+def gradient(topology: Topology, nbytes: int) -> tuple[str, str]:
+    """The algorithm for a gradient that is made part by part, in memory of our choice; and why."""
+    if topology.size == 1:
+        return "none", "there is one rank"
+    if len(topology.nodes) == 1:
+        return "two-step", "on one node memory is the limit, which computing needs as well"
+    if nbytes >= WORTH_BYTES:
+        return BUCKETS, "links are slow enough to work while the backward pass goes on"
+    if nbytes <= SHORT_BYTES:
+        return "doubling", f"for {nbytes} bytes rounds count more than bytes"
+    return "two-step", f"{nbytes / 1e6:.2g} MB are too few to start early"

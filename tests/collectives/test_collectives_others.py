@@ -15,6 +15,7 @@ from mpiddl.collectives.wire import wire
 from mpiddl.layout import block_bounds
 from mpiddl.transport import virtual
 from mpiddl.transport.base import IN_PLACE, MAX, REDUCED, SUM
+from mpiddl.tuning.rule import READ
 
 pytestmark = pytest.mark.no_mpi
 
@@ -72,7 +73,7 @@ CHECKS = {
     **{f"broadcast {name}": lambda comm, *more, name=name: check_broadcast(comm, name, *more)
        for name in ("auto", *calls.BROADCAST)},
     **{f"reduce {name}": lambda comm, *more, name=name: check_reduce(comm, name, *more)
-       for name in ("auto", calls.READ, *calls.REDUCE)},
+       for name in ("auto", READ, *calls.REDUCE)},
 }  # fmt: skip
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from mpiddl.collectives import allreduce
-from mpiddl.collectives.reading import readable, reading
+from mpiddl.collectives.reading import reading
 from mpiddl.kernels.node.node_read_sum import FAILED, UNREAD
 from mpiddl.node import process_memory as attach
+from mpiddl.node.process_memory import readable
 from mpiddl.progress.started import run
 from mpiddl.transport.base import SUM
 
@@ -27,7 +28,7 @@ def test_ranks_read_each_other_exactly_where_the_operating_system_lets_them(link
     if others is None and "Seccomp:\t2" in Path("/proc/self/status").read_text():
         pytest.skip("a seccomp filter may forbid process_vm_readv and allow /proc")
     assert (others is not None) == allowed
-    assert readable(link) == (allowed and link.size > 1)
+    assert (readable(link) is not None) == (allowed and link.size > 1)
     if allowed:
         assert others.tolist() == [process for process, _, _ in places]
 
@@ -46,7 +47,7 @@ def from_process(process, address):
 def test_where_one_rank_may_not_all_take_another_way(link, monkeypatch):
     if link.rank == 1:
         monkeypatch.setattr(attach, "_read", lambda process, address: None)
-    assert attach.processes(link) is None and not readable(link)
+    assert attach.processes(link) is None and readable(link) is None
     total = np.zeros(5)
     allreduce(link, np.arange(5.0), total, algorithm="read")
     np.testing.assert_array_equal(total, link.size * np.arange(5.0))

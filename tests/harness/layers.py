@@ -37,9 +37,9 @@ strategies.server.rules          | update rules of parameter servers
 strategies.server                | parameter servers: shards and their transport
 strategies.chain                 | several strategies, one after the other
 strategies.base                  | the interface of a strategy
-tuning                           | which algorithm for which size: rule, table, choice
 models optim data                | pure functions of arrays; files to rows. No MPI
 collectives                      | all-reduce and the other collectives, one algorithm a file
+tuning                           | which algorithm for which size: rule, table, choice
 progress                         | operations under way, and the thread that advances them
 node                             | what the ranks of a node share: memory, locks, cores; topology
 transport.mpi transport.virtual  | two transports: MPI, and virtual ranks in one process

@@ -2,7 +2,7 @@
 
 The gradient is divided into buckets in the order of the backward pass, the last layer first. The all-reduce of a bucket starts
 when the bucket is complete. A progress thread advances it during the rest of the backward pass, and `combine` waits for the
-end. Where overlap gains nothing (`mpiddl.strategies.synchronous.auto_choice`), the gradient is summed afterwards. The step is
+end. Where overlap gains nothing (`mpiddl.tuning.rule.gradient`), the gradient is summed afterwards. The step is
 that of `allreduce`, to rounding.
 
 Cost per step: 2 (N-1)/N V sent by a node, N nodes; the time that the dependency graph does not allow to hide
@@ -12,6 +12,7 @@ can be hidden. Sources: buckets as in Li et al. 2020, doi:10.14778/3415478.34155
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +24,16 @@ from mpiddl.errors import UsageError
 from mpiddl.progress.started import go_on
 from mpiddl.progress.thread import Progress
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
-from mpiddl.strategies.synchronous.auto_choice import Choice, choose
 from mpiddl.strategies.synchronous.overlap_measured import Hidden
 from mpiddl.transport.base import IN_PLACE
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.meter import booked
-from mpiddl.tuning.rule import LIBRARY
+from mpiddl.tuning import Choice, chooser
+from mpiddl.tuning.place import table_path
+from mpiddl.tuning.rule import BUCKETS, LIBRARY
+
+BUCKET_BYTES = 2 << 20
+"""Smaller buckets start earlier and leave less at the end; larger ones cost fewer rounds. See docs/overlap.md."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,13 @@ class Auto(Strategy):
 
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
         way = self._way(comm, grad.size, grad.dtype)
-        if way.choice.algorithm != "buckets":
+        if way.choice.algorithm != BUCKETS:
             return state
         begin, end = state.get("bucket", (part.stop, part.stop))
         if part.stop != begin:  # not adjacent: close the current bucket
             way.bucket(begin, end)
             end = part.stop
-        full = (end - part.start) * grad.itemsize >= way.choice.bucket_bytes
+        full = (end - part.start) * grad.itemsize >= way.bucket_bytes
         if full:
             way.bucket(part.start, end)
         way.move_on()
@@ -105,15 +110,15 @@ class Way:
     """
 
     def __init__(self, comm: Comm, size: int, dtype: np.dtype, bucket_bytes: int):
-        self.choice = choose(comm, size * dtype.itemsize)
+        self.bucket_bytes, self.choice = bucket_bytes or BUCKET_BYTES, choose(comm, size * dtype.itemsize)
         if bucket_bytes and comm.size > 1:
-            self.choice = Choice("buckets", bucket_bytes, "as asked for")
+            self.choice = Choice(BUCKETS, "as asked for")
         self.trouble, self.hidden, self.freed = "", Hidden(comm.now), False
         self.sum: TwoStep | Buckets | None = None
         self._comm, self._thread, self._later = comm, Progress(comm), list[tuple[int, int]]()
         if self.choice.algorithm.startswith("two-step"):
             self.sum = TwoStep(comm, size, dtype, leader=self.choice.algorithm == "two-step-leader")
-        if self.choice.algorithm == "buckets":
+        if self.choice.algorithm == BUCKETS:
             self.sum = Buckets(comm, size, dtype)
             self.trouble = self._thread.trouble
 
@@ -159,3 +164,13 @@ class Way:
         self.stop()
         if self.sum is not None:
             self.sum.Free()
+
+
+def choose(comm: Comm, nbytes: int) -> Choice:
+    """Return the choice for a gradient of ``nbytes``, the same on every rank: by the table of ``mpiddl tune``, or by the rule.
+
+    Communication
+    -------------
+    Collective: its neighbours, at the first time; two all-gathers.
+    """
+    return chooser(comm, table_path(os.environ)).gradient(nbytes)
