@@ -165,7 +165,7 @@ class Runner:
     @contextmanager
     def _opened(self, contender: Contender, seed: int) -> Iterator[Session]:
         settings = {**self._job, "strategy": contender.strategy, "rate": contender.rate, "seed": seed}
-        request = Request(None, self._data, None, None, False, False, True, None, None, settings)
+        request = Request(data=self._data, quiet=True, settings=settings)
         with open_session(self.link, self.control, request) as session:
             yield session
 

@@ -49,7 +49,7 @@ def run(env: Any, data: str, hidden: tuple[int, ...], batch: int, shards: int, s
 def _steps(link: Comm, settings: dict[str, Any]) -> Iterator[Callable[[], None]]:
     """A training that goes on by `STEPS` steps whenever it is called. Collective."""
     own, control = link.Dup(), link.Dup()
-    request = Request(None, None, None, None, False, False, True, None, None, settings)
+    request = Request(quiet=True, settings=settings)
     with open_session(own, control, request) as session:
         state, _ = starting_state(own, control, session)
 

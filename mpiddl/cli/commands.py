@@ -142,7 +142,8 @@ def train(job_file: Path | None, out: Path | None, resume: bool, resume_step: in
     settings = read_job_file(job_file) if job_file else {}
     make_job(settings)  # before flags win, so that nothing wrong in the file goes unseen
     settings |= without_aliases({name: value for name, value in flags.items() if value is not None})
-    request = Request(None, None, None, out, resume, overwrite, quiet, None, None, settings, resume_step, in_flags)
+    request = Request(out=out, resume=resume, overwrite=overwrite, quiet=quiet, settings=settings, resume_step=resume_step,
+                      spell=in_flags)
     if dry_run:
         click.echo(training.describe(request), nl=False)
     else:

@@ -56,7 +56,7 @@ def check(grid: Grid, place: Place, search: Sequence[Path]) -> Facts:
 
 def _look(grid: Grid, place: Place, cell: Cell, facts: Facts, data: Data) -> None:
     settings = {**grid.settings(cell, facts.train_rows), **place.settings(cell)}
-    request = Request(None, data, None, None, False, False, True, None, None, settings)
+    request = Request(data=data, quiet=True, settings=settings)
     try:
         virtual.run(place.ranks(cell), lambda comm: (asked_for(comm, request), dry_run(comm, request)), wire=Wire())
     except (UsageError, CommError) as error:

@@ -1,18 +1,26 @@
 """The strategy interface: what ranks exchange during training, and when.
 
-A strategy overrides some of these eight functions. The default of each one changes nothing.
+A strategy overrides some of these methods of `Strategy`. Each default changes nothing. "Talks": the method may communicate.
 
-    placement   the data shards of a rank
-    memory      an array for the gradient, if a collective needs it at a certain place
-    init        the strategy's state before the first step
-    start       a part of the gradient is final: its exchange may begin during the backward pass
-    combine     exchange gradients, before the local update
-    mix         exchange parameters, after the local update
-    model       the one model of all ranks, where their parameters differ; `moments` for the optimiser's moments
-    finish      the end of the run: leave the final model in the parameters
-
-Four more: `note` and `figures` report to the user, `resolve` may select another strategy for the ranks at hand, and `warm`
-compiles kernels.
+===========  =================================================  =====  ==================================================
+method       called                                             talks  result
+===========  =================================================  =====  ==================================================
+check        once, before the data is read                      no     raises an error if the number of ranks does not fit
+resolve      once, after `check`                                yes    the strategy to run on these ranks, and a sentence
+placement    once, before the data is read                      no     the data shards of a rank
+memory       once, before the first step                        yes    an array for the gradient, or None
+warm         once, before the first step                        no     compiles kernels
+note         once, before the first step                        yes    a sentence for the user
+init         once, before the first step of a new run           yes    the state
+start        in each step, when a part of the gradient is       yes    the state
+             final, during the backward pass
+combine      in each step, after the backward pass              yes    `Combined`: the gradient for the update, the state
+mix          in each step, after the update                     yes    the state; changes the parameters in place
+model        at validations and checkpoints                     yes    the one model of all ranks
+moments      at checkpoints, and after `finish`                 yes    the moments that belong to it
+finish       once, after the last step                          yes    leaves the final model in the parameters
+figures      once, after `finish`                               no     entries for the summary
+===========  =================================================  =====  ==================================================
 
 The state is a value, passed in and returned: dicts, lists, numbers, arrays and `Pending` results (operations in flight).
 Checkpoints save and restore all of it; a strategy needs no code for that.

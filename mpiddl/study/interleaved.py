@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.machine.clock import now
-from mpiddl.testbed import link_bytes
+from mpiddl.machine.link_counters import link_bytes
 from mpiddl.transport.comm import Comm
 
 SAMPLE_S = 0.0005

@@ -3,8 +3,8 @@
 `Testbed` is the cluster as an object; ``mpiddl testbed`` the same as commands.
 """
 
+from mpiddl.machine.link_counters import Link, link_bytes
 from mpiddl.testbed.bed import Testbed
-from mpiddl.testbed.links import Link, link_bytes
 from mpiddl.testbed.program import Result
 from mpiddl.testbed.rights import TestbedError
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Self
 
 from mpiddl.errors import UsageError
+from mpiddl.machine.link_counters import Link
 from mpiddl.testbed import mpi as mpis
 from mpiddl.testbed import program
 from mpiddl.testbed import slurm as slurms
 from mpiddl.testbed.cluster import Cluster
-from mpiddl.testbed.links import Link
 from mpiddl.testbed.plan import BY_SLOT, LOGIN, make_plan, rank_hosts, read_rate, slots
 from mpiddl.testbed.program import Result
 from mpiddl.testbed.standing import bring_up, discard, standing

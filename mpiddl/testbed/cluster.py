@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mpiddl.errors import UsageError
+from mpiddl.machine.link_counters import Link, read_links
 from mpiddl.testbed import links
 from mpiddl.testbed.hosts import SHARED, pid_file
 from mpiddl.testbed.keeper import MODULE, PLAN_FILE
-from mpiddl.testbed.links import Link
 from mpiddl.testbed.plan import LOGIN, Plan, host_number
 from mpiddl.testbed.rights import TestbedError, with_tools
 
@@ -59,7 +59,7 @@ class Cluster:
 
     def links(self) -> dict[str, Link]:
         """What each host's link has carried since the host was booted, counted at the switch."""
-        ports = links.read_links(Path(f"/proc/{self.pid}/net/dev").read_text())
+        ports = read_links(Path(f"/proc/{self.pid}/net/dev").read_text())
         seen = {name: ports.get(f"v{name[1:]}") for name in self.plan.names}
         # What the switch receives from a host, the host has sent.
         return {name: Link(at[1], at[0], at[3], at[2]) if at else Link(0, 0, 0, 0) for name, at in seen.items()}

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from mpiddl.machine.link_counters import Link
 from mpiddl.testbed import noise
 from mpiddl.testbed.cluster import Cluster
-from mpiddl.testbed.links import Link
 from mpiddl.testbed.plan import LOGIN
 from mpiddl.testbed.rights import with_tools
 

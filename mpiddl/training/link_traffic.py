@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from mpiddl.testbed.links import Link, link_bytes
+from mpiddl.machine.link_counters import Link, link_bytes
 from mpiddl.transport.comm import Comm
 
 NONE = Link(0, 0, 0, 0)

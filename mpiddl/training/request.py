@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpiddl.errors import UsageError
 from mpiddl.strategies import Strategy, describe, make_strategy, reproducible, spelled
@@ -27,18 +27,19 @@ FREE_ON_RESUME = {"data", "epochs", "max_steps", "max_seconds", "max_bytes", "ta
                   "step_seconds", "message_seconds"}
 
 
-class Request(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Request:
     """What the caller of `mpiddl.train` asked for, as it came; ``spell`` puts a message into the words of this caller."""
 
-    model: Any
-    data: Any
-    test: Any
-    out: Path | None
-    resume: bool
-    overwrite: bool
-    quiet: bool
-    optimiser: Any
-    strategy: Any
+    model: Any = None
+    data: Any = None
+    test: Any = None
+    out: Path | None = None
+    resume: bool = False
+    overwrite: bool = False
+    quiet: bool = False
+    optimiser: Any = None
+    strategy: Any = None
     settings: dict[str, Any]
     resume_step: int | None = None
     spell: Callable[[str], str] = str
@@ -52,7 +53,7 @@ class Request(NamedTuple):
         """The request with each setting by its own name, and a path to data as text; an optimiser object has an alias, too."""
         settings = without_aliases(({} if self.optimiser is None else {"optimiser": self.optimiser}) | self.settings)
         data = str(self.data) if isinstance(self.data, Path) else self.data
-        return self._replace(data=data, optimiser=settings.pop("optimiser", None), settings=settings)
+        return replace(self, data=data, optimiser=settings.pop("optimiser", None), settings=settings)
 
     def of_a_program(self) -> list[str]:
         """What was given as an object, so that no settings can tell it."""

@@ -145,8 +145,10 @@ def train(model: Any = None, data: Any = None, *, test: Any = None, comm: AnyCom
     >>> result.summary["test_accuracy"] > 0.9
     True
     """
-    return run(Request(model, data, test, Path(out) if out is not None else None, resume, overwrite, quiet, optimiser, strategy,
-                       settings, resume_step), comm)
+    request = Request(model=model, data=data, test=test, out=Path(out) if out is not None else None, resume=resume,
+                      overwrite=overwrite, quiet=quiet, optimiser=optimiser, strategy=strategy, settings=settings,
+                      resume_step=resume_step)
+    return run(request, comm)
 
 
 def run(request: Request, comm: AnyComm | None = None) -> Result:

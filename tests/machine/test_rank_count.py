@@ -66,7 +66,7 @@ def test_the_summary_of_a_run_says_it_in_the_callers_words(comm, monkeypatch, sp
     monkeypatch.setattr(training, "node", lambda link: (link.size, 1))
     monkeypatch.setattr(rank_count, "LEAST_RATIO", 0.0)
     monkeypatch.setattr(rank_count, "LEAST_LOSS_S", -1e9)
-    request = Request("mlp", "digits", None, None, False, False, True, None, None, {"epochs": 1}, spell=spell)
+    request = Request(model="mlp", data="digits", quiet=True, settings={"epochs": 1}, spell=spell)
     said = training.run(request, comm).summary["too_many_ranks"]
     assert len(said) == (2 if comm.size > 1 else 0)
     if said:

@@ -186,7 +186,7 @@ def test_a_dry_run_tells_of_the_workers():
     from mpiddl.training.run import describe
 
     settings = {"simulate": 5, "slow": "4:2", "epochs": 1}
-    text = describe(Request(None, None, None, None, False, False, False, None, None, settings))
+    text = describe(Request(settings=settings))
     assert "rank 4 " in text and "rank 5" not in text
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import mpiddl
+from mpiddl.machine.link_counters import Link
 from mpiddl.strategies import LocalSGD
-from mpiddl.testbed.links import Link
 from mpiddl.training.link_traffic import Traffic
 from mpiddl.transport import virtual
 
