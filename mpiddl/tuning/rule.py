@@ -50,7 +50,7 @@ ONE_NODE: dict[str, Steps] = {"allreduce": ((16 << 10, "two-step"),)}
 NEVER = 1 << 62
 
 READ_BYTES: dict[str, dict[str, tuple[int, ...]]] = {
-    "allreduce": {"": (6 << 20, 1 << 20, 4 << 20)},
+    "allreduce": {"": (1 << 20, 1 << 20, 1 << 20)},
     "reduce": {"MPICH": (128 << 10, 128 << 10, 128 << 10), "": (NEVER, 8 << 20, 4 << 20)},
     "reduce_scatter": {"MPICH": (128 << 10, 256 << 10, 1 << 20), "": (128 << 10, 1 << 20, 1 << 20)},
 }
