@@ -77,7 +77,6 @@ class Comm:
         self.freed = self.broken = False
         self.held: BaseException | None = None
         self.simulated, self.processes = transport.simulated, isinstance(transport, Processes)
-        self._phase = "moving" if self.processes else "waiting"
         self._transports: list[Transport] = [transport]
         self._collectives = self._library(transport)
         self._alarm = self._library(self._apart()) if ends_jobs and self.processes else None
@@ -168,7 +167,7 @@ class Comm:
     def Isend(self, buf: np.ndarray, dest: int, tag: int = 0) -> CommRequest:
         entered = self.now()
         request = self.transport.isend(buf, dest, tag)
-        self._spent("moving", entered)
+        self.meter.moving += self.now() - entered
         self.meter.sent(buf.nbytes)
         return CommRequest(request, self, (buf,))
 
@@ -180,7 +179,7 @@ class Comm:
             source, tag = self.Probe(source, tag)
         entered = self.now()
         self.transport.recv(buf, source, tag)
-        self._spent(self._phase, entered)
+        self._spent("moving" if self.processes else "waiting", entered)
 
     def Sendrecv(
         self, sendbuf: np.ndarray, dest: int, sendtag: int, recvbuf: np.ndarray, source: int, recvtag: int
@@ -393,9 +392,10 @@ class CommRequest:
         if self._buffers:
             entered = self._comm.now()
             over = self._ask(self.raw.Test)
-            self._comm._spent(self._comm._phase, entered)
+            left = self._comm.now()
+            self._book(left - entered)
             if over:
-                self._done(self._comm.now())
+                self._done(left)
         return not self._buffers
 
     def _ask(self, how: Callable[[], Any]) -> Any:
@@ -411,8 +411,14 @@ class CommRequest:
         if self._collective:
             self._comm.meter.synchronised(self._began, entered, self._comm.now())
         else:
-            self._comm._spent(self._comm._phase, entered)
+            self._book(self._comm.now() - entered)
         self._buffers = ()
+
+    def _book(self, seconds: float) -> None:
+        if self._comm.processes:
+            self._comm.meter.moving += seconds
+        else:
+            self._comm.meter.waiting += seconds
 
 
 class OwnMemory:
