@@ -41,6 +41,9 @@ class State(Enum):
     FAILED = "failed"
 
 
+RUNNING, DONE, FAILED = State
+
+
 class Started:
     """A collective under way on this rank; a request like those of `mpiddl.transport`.
 
@@ -58,7 +61,7 @@ class Started:
         self._pending: Request | None = None
         self._arrived = comm.now()
         self._entered = self._arrived if blocking else None  # since when this rank only waits for the result
-        self.state = State.RUNNING
+        self.state: State = RUNNING
         self._then: list[Callable[[], None]] = []
         self._beside = comm.started
         self.failure: BaseException | None = None
@@ -66,7 +69,7 @@ class Started:
         # First as far as it goes, then known to others: a progress thread must not draw its tag, later than a next one's.
         with self._lock:
             self._drive_on()
-            if not self.over:
+            if self.state is RUNNING:
                 self._beside.append(self)
         if not blocking:
             comm.meter.moving += comm.now() - self._arrived
@@ -104,7 +107,7 @@ class Started:
     def then(self, call: Callable[[], None]) -> None:
         """Have ``call`` called once it is over, by whoever brings it to its end; at once if it is."""
         with self._lock:
-            over = self.over
+            over = self.state is not RUNNING
             if not over:
                 self._then.append(call)
         if over:
@@ -118,7 +121,7 @@ class Started:
     @property
     def over(self) -> bool:
         """Whether it has come to its end; a look, which moves nothing on."""
-        return self.state is not State.RUNNING
+        return self.state is not RUNNING
 
     @property
     def idle(self) -> bool:
@@ -129,7 +132,7 @@ class Started:
         """Its memory or communicator goes: it fails, and is not moved on again."""
         if self._lock.acquire(blocking=False):
             try:
-                if not self.over:
+                if self.state is RUNNING:
                     self.failure = CommError(f"request: {why} while it was under way; expected Wait() before")
                     self._finish()
             finally:
@@ -156,7 +159,7 @@ class Started:
     def _drive(self, is_there: Callable[[Request], bool]) -> None:
         stepping = False
         try:
-            while not self.over:
+            while self.state is RUNNING:
                 if self._pending is None:
                     stepping = True
                     self._pending = next(self._steps, None)
@@ -182,20 +185,20 @@ class Started:
 
     def _hold_back(self, error: BaseException) -> None:
         """Keep it until this rank has waited for the result; a second one ends that."""
-        if self.over or self._held is None:
+        if self.state is not RUNNING or self._held is None:
             self._held = self._held or error
         else:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         self.failure = self.failure or error
-        if not self.over:
+        if self.state is RUNNING:
             self._comm.broken = True
             self._finish()
 
     def _finish(self) -> None:
         """Count how long it took, and all that has been sent so far: of others on the same wire, too, but once."""
-        self.state = State.DONE if self.failure is None else State.FAILED
+        self.state = DONE if self.failure is None else FAILED
         if self in self._beside:
             self._beside.remove(self)
         for wire in self._wires:
@@ -216,7 +219,7 @@ def go_on(comm: Comm, several: Sequence[Started]) -> None:
     for started in several:
         if started._comm.freed:
             started.move_on()
-    held = [started for started in several if not started.over and started._lock.acquire(blocking=False)]
+    held = [started for started in several if started.state is RUNNING and started._lock.acquire(blocking=False)]
     try:
         # Held to the end: what the library has once called complete it never names again.
         for started, done in zip(held, comm.test_some([started._pending for started in held]), strict=True):
