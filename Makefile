@@ -44,6 +44,7 @@ lint: .venv/.dev
 types: .venv/.dev
 	@rm -rf build/types && mkdir -p build/types && cp -R mpiddl build/types && cp -R kernels build/types/mpiddl
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy
+	cd build/types && ../../$(BIN)/mypy --strict --config-file= --follow-imports silent --cache-dir ../mypy-strict ../../tests/clients/typed_program.py
 
 layers: .venv/.dev
 	NUMBA_CACHE_DIR="$(CURDIR)/build/numba" $(BIN)/python -m pytest -q tests/test_layers.py tests/test_doctests.py

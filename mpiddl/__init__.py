@@ -51,12 +51,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'mpiddl' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # for which every name would be there
 
-    return getattr(import_module(f"mpiddl.{_HOME[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'mpiddl' has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(f"mpiddl.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

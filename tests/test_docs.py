@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness import names
 from harness.sources import modules
 
 pytestmark = pytest.mark.no_mpi
@@ -79,3 +80,7 @@ def test_headings_in_docstrings_have_a_line_of_their_own():
     for module, path in modules().items():
         joined = re.search(r"^ *[A-Z][A-Za-z ]+ -{4,}.*", path.read_text(encoding="utf-8"), re.MULTILINE)
         assert not joined, f"{module}: {joined and joined[0]}"
+
+
+def test_the_page_of_names_is_that_of_the_registries():
+    assert names.PAGE.read_text() == names.page(), "cd tests && python -m harness.names"

@@ -21,10 +21,12 @@ _HOME = {"PCA": "pca", "TruncatedSVD": "truncated_svd"}
 __all__ = ["PCA", "Moment", "Result", "Settings", "TruncatedSVD", "solve"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+if not TYPE_CHECKING:  # for which every name would be there
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
