@@ -26,45 +26,45 @@ _NEW: Any = MPI.Intracomm.__new__
 class _Making(Faster):
     """Methods that create communicators return communicators of this class."""
 
-    def Split(self, color: int = 0, key: int = 0) -> Any:
+    def Split(self, color: int = 0, key: int = 0) -> Communicator:
         return self._marked(_NEW(Communicator, _SPLIT(self, color, key)))
 
-    def Split_type(self, split_type: int, key: int = 0, info: Any = MPI.INFO_NULL) -> Any:
+    def Split_type(self, split_type: int, key: int = 0, info: Any = MPI.INFO_NULL) -> Communicator:
         return self._like(MPI.Comm.Split_type(self, split_type, key, info))
 
-    def Create(self, group: Any) -> Any:
+    def Create(self, group: Any) -> Communicator:
         return self._like(MPI.Comm.Create(self, group))
 
-    def Dup(self, info: Any = None) -> Any:
+    def Dup(self, info: Any = None) -> Communicator:
         return self._marked(_DUP(self, info))
 
-    def Clone(self) -> Any:
+    def Clone(self) -> Communicator:
         return self._marked(MPI.Comm.Clone(self))
 
-    def Dup_with_info(self, info: Any) -> Any:
+    def Dup_with_info(self, info: Any) -> Communicator:
         return self._marked(MPI.Comm.Dup_with_info(self, info))
 
-    def Idup(self, info: Any = None) -> Any:
+    def Idup(self, info: Any = None) -> tuple[Communicator, MPI.Request]:
         made, request = MPI.Comm.Idup(self, info)
         return self._marked(made), request
 
-    def Idup_with_info(self, info: Any) -> Any:
+    def Idup_with_info(self, info: Any) -> tuple[Communicator, MPI.Request]:
         made, request = MPI.Comm.Idup_with_info(self, info)
         return self._marked(made), request
 
-    def Create_group(self, group: Any, tag: int = 0) -> Any:
+    def Create_group(self, group: Any, tag: int = 0) -> Communicator:
         return self._like(MPI.Intracomm.Create_group(self, group, tag))
 
-    def Create_cart(self, *args: Any, **options: Any) -> Any:
+    def Create_cart(self, *args: Any, **options: Any) -> CartCommunicator:
         return self._like(MPI.Intracomm.Create_cart(self, *args, **options), CartCommunicator)
 
-    def Create_graph(self, *args: Any, **options: Any) -> Any:
+    def Create_graph(self, *args: Any, **options: Any) -> GraphCommunicator:
         return self._like(MPI.Intracomm.Create_graph(self, *args, **options), GraphCommunicator)
 
-    def Create_dist_graph(self, *args: Any, **options: Any) -> Any:
+    def Create_dist_graph(self, *args: Any, **options: Any) -> DistGraphCommunicator:
         return self._like(MPI.Intracomm.Create_dist_graph(self, *args, **options), DistGraphCommunicator)
 
-    def Create_dist_graph_adjacent(self, *args: Any, **options: Any) -> Any:
+    def Create_dist_graph_adjacent(self, *args: Any, **options: Any) -> DistGraphCommunicator:
         return self._like(MPI.Intracomm.Create_dist_graph_adjacent(self, *args, **options), DistGraphCommunicator)
 
     def __reduce__(self) -> Any:

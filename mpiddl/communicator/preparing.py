@@ -28,9 +28,10 @@ FLOOR = 16 << 10
 _ARRAY, _SUM, _FREE = np.ndarray, MPI.SUM, MPI.Comm.Free  # found once, and not in each call
 
 # In fact a class beside one of mpi4py's; for the type checker it is one.
-_Base: Any = object
 if TYPE_CHECKING:
-    _Base = MPI.Intracomm
+    from mpi4py.MPI import Intracomm as _Base
+else:
+    _Base = object
 
 _FLOORS = dict.fromkeys(CANDIDATES, float(FLOOR)) | dict.fromkeys(NONBLOCKING, np.inf)
 _NO_FLOORS = _FLOORS | dict.fromkeys(CANDIDATES, 0.0)
