@@ -18,11 +18,9 @@ from mpiddl.cli import (
     compare,
     decomposition,
     delayed,
-    gossip,
     nonblocking,
     overlap,
     server,
-    staleness,
     start,
     testbed,
     tuning,
@@ -213,9 +211,7 @@ collectives.add_to(bench)
 bench.add_command(nonblocking.iallreduce)
 bench.add_command(overlap.overlap)
 bench.add_command(delayed.delayed)
-bench.add_command(gossip.gossip)
 bench.add_command(server.server)
-bench.add_command(staleness.staleness)
 bench.add_command(start.start)
 mpiddl.add_command(testbed.testbed)
 mpiddl.add_command(compare.compare)

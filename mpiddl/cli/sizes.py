@@ -1,4 +1,4 @@
-"""Values that options of several commands accept: sizes in bytes, lists of counts and shares, seconds."""
+"""Values that options of several commands accept: sizes in bytes, lists of counts, seconds."""
 
 from __future__ import annotations
 
@@ -36,17 +36,6 @@ def read_counts(context: click.Context, parameter: click.Parameter, value: str) 
     if not counts or min(counts) < 1:
         raise UsageError(f"{parameter.name}: got {value!r}, expected whole numbers of 1 or more, separated by commas")
     return counts
-
-
-def read_shares(context: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
-    """Numbers between 0 and 1, separated by commas: the callback of an option."""
-    try:
-        shares = tuple(float(part) for part in value.split(",") if part)
-    except ValueError:
-        shares = ()
-    if not shares or not all(0 < share < 1 for share in shares):
-        raise UsageError(f"{parameter.name}: got {value!r}, expected numbers between 0 and 1, separated by commas")
-    return shares
 
 
 def read_seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:

@@ -9,7 +9,7 @@ from mpiddl.compare.choice import CLOSE, Choice, Cost, accuracy, amount, choose,
 from mpiddl.compare.grid import Cell, Grid
 from mpiddl.compare.numbers import counted, difference, listed, percent, times, told
 from mpiddl.compare.statistics import Entry, Measure, computing, entries, paired, points, reaching, seconds, sent, validated
-from mpiddl.compare.strategy_texts import complexity
+from mpiddl.compare.strategy_texts import at_an_end, complexity, learning_rate
 from mpiddl.study.intervals import mean
 
 FASTER = 1.5
@@ -43,6 +43,7 @@ def advise(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int, si
     there = entries(grid, found, workers)
     choice = choose(grid, there, simulated)
     warnings = [*_troubles(there), *_budget(grid, there)]
+    warnings += [f"{learning_rate(each)}." for each in grid.contenders if not each.settled or at_an_end(each)]
     if choice is None:
         return Advice(workers, None, ["No strategy has a result for every seed, so none is advised."], warnings, [])
     warnings += [*_simulated(grid, simulated), *([] if choice.bytes_count else [ONE_HOST])]

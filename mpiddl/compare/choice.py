@@ -1,6 +1,6 @@
 """Which strategy is advised: by accuracy on the validation rows, then time, bytes and simplicity. Test rows decide nothing.
 
-1. Candidates are the strategies with a result for every seed.
+1. Candidates are the strategies with a result for every seed. A reference, which has a number of workers of its own, is none.
 2. As accurate as the best: at most ``margin`` points below it in the mean, or a difference within noise.
 3. If some of these reach the target with every seed, only they go on.
 4. As fast as the fastest of these: at most 5 % slower in the mean, a difference within noise, or one below the time between two
@@ -64,7 +64,7 @@ class Choice(NamedTuple):
 
 def choose(grid: Grid, there: list[Entry], simulated: bool) -> Choice | None:
     """The decision; None if no strategy has a result for every seed."""
-    whole = [entry for entry in there if entry.whole]
+    whole = [entry for entry in there if entry.whole and not entry.contender.workers]
     if not whole:
         return None
     best = max(whole, key=accuracy)

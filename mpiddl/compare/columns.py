@@ -17,14 +17,15 @@ RUNS = ("runs with a result, of all that were planned. A run without a result fa
 VALIDATION = "share of the validation rows that the finished model gets right. It decides the choice"
 TEST = "share of the test rows that the finished model gets right"
 AGAINST = "test accuracy minus that of the baseline, over runs with the same seed"
-TARGET = ("seconds of training until this share of the validation rows was right. Validation takes place after every epoch, so "
-          "times are known to an epoch. \"Not reached\": with no seed. \"2 of 3\": with two of three seeds")  # fmt: skip
+TARGET = ("seconds of training until this share of the validation rows was right. Times are known to the interval between two "
+          "validations. \"Not reached\": with no seed. \"2 of 3\": with two of three seeds")  # fmt: skip
 TRAINING = ("duration of the training on the rank (the process of a worker) that took longest, without the time for validation "
             "and test rows")  # fmt: skip
 SENT = ("payload of all messages of the strategy, each counted once. For a collective operation of the MPI library, which "
         "cannot be observed, it is the least that such an operation can send. 0 where ranks share memory")  # fmt: skip
 COMPUTING = "share of the ranks' time spent on computation. The rest is messages and waiting"
 EGRESS = "data that the network links of all hosts sent from the first to the last step, headers included (kernel counters)"
+PAYLOAD = "egress without the headers of packets. It holds what the MPI library adds to messages; compare it with MB sent"
 STALENESS = ("how late gradients are: the number of updates by other workers between reading the parameters and applying the "
              "gradient computed from them. Median; 95th percentile. \"-\": workers step together")  # fmt: skip
 DISTANCE = ("how far the parameters of the ranks have moved apart, at the validations: distance from the common model, in % of "
@@ -56,6 +57,7 @@ def results(grid: Grid, rows: Sequence[Row]) -> list[Column]:
 MEANWHILE = (
     Column("computing, %", COMPUTING, lambda row: _mean(row["computing"])),
     Column("egress, MB", EGRESS, lambda row: _mean(row["egress_mb"])),
+    Column("payload, MB", PAYLOAD, lambda row: _mean(row["payload_mb"])),
     Column("ingress, MB", "the same, received", lambda row: _mean(row["ingress_mb"])),
     Column("staleness", STALENESS, lambda row: _staleness(row["staleness"])),
     Column("distance, %", DISTANCE, lambda row: _mean(row["distance"])),

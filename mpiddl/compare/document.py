@@ -10,7 +10,7 @@ from mpiddl.compare.columns import MEANWHILE, Column, Row, filled, results
 from mpiddl.compare.grid import Contender, Grid
 from mpiddl.compare.numbers import NONE, counted, listed
 from mpiddl.compare.plots import Picture
-from mpiddl.compare.strategy_texts import plain
+from mpiddl.compare.strategy_texts import learning_rate, plain
 from mpiddl.strategies import describe
 from mpiddl.study.intervals import ENOUGH
 
@@ -62,13 +62,13 @@ TERMS = ("A model is a list of numbers, its parameters. In a step, each worker t
          "a gradient: how the parameters should change to get these rows right. A strategy is how the workers agree on one "
          "model: what they send each other, and when. An epoch is one pass over the training rows. A seed decides the first "
          "parameters and the order of the rows, and is the same for all strategies. Two kinds of rows are never trained on: "
-         "validation rows, on which the model is scored after every epoch, and test rows, on which the finished model is "
+         "validation rows, on which the model is scored during the training, and test rows, on which the finished model is "
          "scored once.")
 
 CHOSEN = "The choice uses the validation rows. Reported accuracies are those of the test rows, which decide nothing. The steps:"
 
 STEPS = (
-    "Strategies with a result for every seed are candidates.",
+    "Strategies with a result for every seed are candidates, but not a reference with its own number of workers.",
     "Of these, strategies as accurate as the best are kept: at most {margin:g} points below it, or within noise.",
     "Of these, strategies that reach the target with every seed are kept, if there are any.",
     "Of these, strategies as fast as the fastest are kept: at most 5 % slower, within noise, or closer than two validations.",
@@ -77,6 +77,9 @@ STEPS = (
     "servers, strategies of your own.",
 )
 """How a strategy is chosen (`mpiddl.compare.choice`)."""
+
+RATES = ("Before the comparison, each of these strategies trained once with each rate, on {} workers (a reference on its own) "
+         "and with a seed that is not compared. The accuracy on the validation rows chose the rate.")
 
 SETTINGS = ("After the colon: parameters of the strategy. In brackets: settings such as the learning rate where they differ "
             "from those that all strategies share.")
@@ -168,6 +171,8 @@ def _measured(grid: Grid, rows: Sequence[Row], about: Mapping[str, str]) -> list
         Heading("How it was measured"), Paragraph(TERMS), Paragraph(CHOSEN),
         Items([step.format(margin=grid.margin) for step in STEPS]),
     ]  # fmt: skip
+    if tuned := [learning_rate(each) for each in grid.contenders if each.rates]:
+        blocks += [Heading("Learning rates", 3), Paragraph(RATES.format(grid.tune_workers)), Items(tuned)]
     if columns:
         blocks += [Heading("Columns", 3), Table(("column", "meaning"), columns, words=True)]
     return [
@@ -190,7 +195,10 @@ def _job(grid: Grid, about: Mapping[str, str]) -> list[tuple[str, str]]:
     settings = {**job, "rate": job["rate"] or f"{grid.shared_job().learning_rate():g} (default)"}
     if settings["optimiser"] == "auto":
         settings["optimiser"] = "that of the strategy, otherwise momentum"
-    facts = [(name, value) for name, value in about.items() if value != NONE]
+    if grid.batch_per_worker:
+        settings["batch"] = f"{grid.batch_per_worker} for each worker"
+    speeds = [("speeds of the workers", grid.speeds)] if grid.speeds else []
+    facts = [*speeds, *((name, value) for name, value in about.items() if value != NONE)]
     return [*((name, _value(settings[name])) for name in names), ("seeds", ", ".join(map(str, grid.seeds))), *facts]
 
 

@@ -2,7 +2,7 @@
 
     [train]                    settings of `mpiddl train` that all runs share
     [compare]                  see `KEYS`
-    strategies = ["two-step", "local-sgd:period=8", {strategy = "asgd", rate = 0.02}]
+    strategies = ["two-step", "local-sgd:period=8", {strategy = "asgd", rates = [0.01, 0.02, 0.04]}]
     workers = [4, 8]
     seeds = 3
 """
@@ -31,6 +31,10 @@ KEYS = {
     "samples": "budget: samples of all ranks together; by default those of [train]'s epochs",
     "seconds": "budget: seconds of a run, unless its epochs end earlier",
     "bytes": "budget: bytes sent by all ranks, unless the epochs end earlier",
+    "rates": "learning rates to try for strategies without a rate of their own; the validation rows choose one for each",
+    "tune_workers": "number of workers in the runs that choose the learning rates; by default the first of `workers`",
+    "batch_per_worker": "rows of each worker in a step, instead of [train]'s batch of all workers together",
+    "speeds": "of the workers: equal; spread:X, 1 to X times as slow; straggler:X, the last one X times as slow",
     "target": "accuracy on the validation rows, 0 to 1; the time to reach it is reported",
     "baseline": "the strategy that the others are compared with; by default the first",
     "margin": "points of accuracy that count as equal",
@@ -49,13 +53,34 @@ OWN = "optimiser", "rate", "momentum", "weight_decay", "clip", "schedule", "warm
 
 MOST_CONTENDERS, MOST_WORKERS, MOST_SEEDS, MOST_CELLS = 100, 1024, 1000, 100_000
 
+TUNING_SEED = 0
+"""Seed of the runs that choose learning rates. It is not one of the compared seeds."""
+
 
 class Contender(NamedTuple):
-    """A strategy in a comparison: its ``label`` in tables, its ``spec`` for `make_strategy`, its own settings with values."""
+    """A strategy in a comparison.
+
+    label : its name in tables.
+    spec : its name for `make_strategy`.
+    own : its own settings of a training, with values; a learning rate that was chosen from ``rates`` too.
+    rates : learning rates to try.
+    workers : number of workers of a reference, whatever the number of the others; 0: theirs.
+    """
 
     label: str
     spec: str
     own: tuple[tuple[str, Any], ...] = ()
+    rates: tuple[float, ...] = ()
+    workers: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether the learning rate is known."""
+        return not self.rates or "rate" in dict(self.own)
+
+    def at(self, rate: float) -> Contender:
+        """The same with a learning rate."""
+        return self._replace(own=(*self.own, ("rate", rate)))
 
     @property
     def strategy(self) -> Strategy:
@@ -80,7 +105,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """A comparison; `read_grid` reads it from a file."""
+    """A comparison; `read_grid` reads it from a file. Until the learning rates are chosen, some contenders are not settled."""
 
     train: Mapping[str, Any]
     contenders: tuple[Contender, ...]
@@ -91,15 +116,37 @@ class Grid:
     baseline: str
     margin: float
     limit: float
+    tune_workers: int
+    batch_per_worker: int
+    speeds: str
 
     def cells(self) -> list[Cell]:
-        """All cells of one seed before those of the next, so that a part of the grid can be compared already."""
-        return [Cell(contender, workers, seed)
-                for seed, workers, contender in product(self.seeds, self.workers, self.contenders)]
+        """The cells of settled contenders; all of one seed before those of the next, so that a part can be compared already."""
+        found = [self.cell(contender, workers, seed) for seed, workers, contender
+                 in product(self.seeds, self.workers, self.contenders) if contender.settled]
+        return list(dict.fromkeys(found))
+
+    def cell(self, contender: Contender, workers: int, seed: int) -> Cell:
+        """The run of a contender beside others on so many workers."""
+        return Cell(contender, contender.workers or workers, seed)
+
+    def tuning(self, contender: Contender) -> dict[float, Cell]:
+        """The runs that choose a learning rate, by rate."""
+        named = {rate: contender._replace(label=f"{contender.label} (rate={rate:g})").at(rate) for rate in contender.rates}
+        return {rate: self.cell(each, self.tune_workers, TUNING_SEED) for rate, each in named.items()}
+
+    def with_rates(self, rates: Mapping[str, float]) -> Grid:
+        """The same with the learning rate of some contenders, by label."""
+        contenders = [each.at(rates[each.label]) if each.label in rates else each for each in self.contenders]
+        return dataclasses.replace(self, contenders=tuple(contenders))
 
     def settings(self, cell: Cell, train_rows: int) -> dict[str, Any]:
         """The settings of `mpiddl.train` except for the place; ``train_rows`` are the rows of an epoch."""
         shared = {**self.train, **dict(cell.contender.own)}
+        if self.batch_per_worker:
+            shared["batch"] = self.batch_per_worker * cell.workers
+        if self.speeds and not cell.contender.workers:
+            shared["slow"] = slow(self.speeds, cell.workers)
         found = {**shared, "strategy": cell.contender.spec, "seed": cell.seed, "shards": self.shards(cell.workers),
                  **self._limits(shared, train_rows)}
         return {"threads": 1, **found}
@@ -128,6 +175,21 @@ class Grid:
     def shared_job(self) -> Job:
         """The settings that all runs share, resolved."""
         return make_job({"threads": 1, **self.train})
+
+
+def slow(speeds: str, workers: int) -> str:
+    """The setting ``slow`` of a training on so many workers.
+
+    Examples
+    --------
+    >>> slow("equal", 4), slow("spread:4", 4), slow("straggler:8", 4)
+    ('', '0:1,1:2,2:3,3:4', '3:8')
+    """
+    name, _, text = speeds.partition(":")
+    most = float(text or 1)
+    factors = {worker: 1 + (most - 1) * worker / max(workers - 1, 1) for worker in range(workers)}
+    shown = {"equal": {}, "spread": factors, "straggler": {workers - 1: most}}[name]
+    return ",".join(f"{worker}:{factor:g}" for worker, factor in shown.items())
 
 
 def ranks_beside(strategy: Strategy, workers: int) -> int:
@@ -180,9 +242,17 @@ def make_grid(train: Mapping[str, Any], asked: Mapping[str, Any], workers: Seque
         raise UsageError(f"baseline: got {baseline!r}, expected one of {labels}")
     if max(counts) > MOST_WORKERS:
         raise UsageError(f"workers: got {max(counts)}, expected at most {MOST_WORKERS}")
+    (tune_workers,) = _counts("tune_workers", asked.get("tune_workers", counts[0]))
+    per_worker = _counts("batch_per_worker", asked["batch_per_worker"])[0] if "batch_per_worker" in asked else 0
+    for name, instead in (("batch", "batch_per_worker"), ("slow", "speeds")):
+        if name in train and instead in asked:
+            raise UsageError(f"{instead}: got a value in [compare] and {name} in [train], expected only one of them")
     grid = Grid(train, contenders, counts, _seeds(asked.get("seeds", 3)), _budget(asked), target, baseline,
-                _number("margin", asked.get("margin", 0.5), 0.0, 100.0), _number("limit", asked.get("limit", 3600.0), 1.0, 1e7))
-    if (count := len(contenders) * len(counts) * len(grid.seeds)) > MOST_CELLS:
+                _number("margin", asked.get("margin", 0.5), 0.0, 100.0), _number("limit", asked.get("limit", 3600.0), 1.0, 1e7),
+                tune_workers, per_worker, _speeds(asked.get("speeds", "equal")) if "speeds" in asked else "")
+    if TUNING_SEED in grid.seeds and any(contender.rates for contender in contenders):
+        raise UsageError(f"seeds: got {TUNING_SEED}, expected other seeds, because the learning rates are chosen with this one")
+    if (count := len(contenders) * len(counts) * len(grid.seeds) + sum(len(each.rates) for each in contenders)) > MOST_CELLS:
         raise UsageError(f"grid: got {count} runs, expected at most {MOST_CELLS}")
     return grid
 
@@ -196,9 +266,9 @@ def _contenders(asked: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Con
         raise UsageError(f"strategies: got {len(entries)} strategies, expected at most {MOST_CONTENDERS}")
     found: dict[str, Contender] = {}
     for entry in entries:
-        contender = _contender(entry)
+        contender = _contender(entry, asked.get("rates", []))
         job = with_optimiser(make_job({**train, **dict(contender.own)}), contender.strategy)
-        what = repr((contender.identity, job.as_dict()))
+        what = repr((contender.identity, job.as_dict(), contender.rates, contender.workers))
         if what in found:
             both = f"{found[what].label!r} and {contender.label!r}"
             raise UsageError(f"strategies: got {both}, which are the same strategy, expected each strategy only once")
@@ -208,21 +278,47 @@ def _contenders(asked: Mapping[str, Any], train: Mapping[str, Any]) -> tuple[Con
     return tuple(found.values())
 
 
-def _contender(entry: Any) -> Contender:
-    if isinstance(entry, str):
-        make_strategy(entry)
-        return Contender(entry, entry)
-    if not isinstance(entry, dict) or not isinstance(entry.get("strategy"), str):
+def _contender(entry: Any, rates: Any) -> Contender:
+    """A strategy of the list; ``rates`` are those of ``[compare]``."""
+    table = without_aliases(entry) if isinstance(entry, dict) else {}
+    name = table.get("strategy", entry)
+    if not isinstance(name, str):
         raise UsageError(f'strategies: got {entry!r}, expected a name or a table such as {{strategy = "asgd", rate = 0.02}}')
-    entry = without_aliases(entry)
-    check_names(entry, ("strategy", "label", *OWN), "setting of a strategy")
-    make_strategy(entry["strategy"])
-    own = tuple((name, value) for name, value in entry.items() if name in OWN)
-    told = ", ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in own)
-    label = entry.get("label", f"{entry['strategy']} ({told})" if own else entry["strategy"])
+    check_names(table, ("strategy", "label", "rates", "workers", *OWN), "setting of a strategy")
+    make_strategy(name)
+    if "rate" in table and "rates" in table:
+        raise UsageError(f"rates: got rate and rates for {name}, expected only one of them")
+    own = tuple((key, value) for key, value in table.items() if key in OWN)
+    shown = (*own, *(("workers", table[key]) for key in table if key == "workers"))
+    told = ", ".join(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in shown)
+    label = table.get("label", f"{name} ({told})" if told else name)
     if not isinstance(label, str) or not label.strip() or not label.isprintable():
         raise UsageError(f"label: got {label!r}, expected printable text")
-    return Contender(label, entry["strategy"], own)
+    workers = _counts("workers", table["workers"]) if "workers" in table else (0,)
+    if len(workers) > 1:
+        raise UsageError(f"workers: got {table['workers']!r} for {name}, expected one whole number")
+    return Contender(label, name, own, () if "rate" in table else _rates(table.get("rates", rates)), *workers)
+
+
+def _rates(value: Any) -> tuple[float, ...]:
+    if not isinstance(value, list):
+        raise UsageError(f"rates: got {value!r}, expected a list of learning rates, such as [0.01, 0.02, 0.04]")
+    found = tuple(_number("rates", each, 0.0, 1e6) for each in value)
+    if len(set(found)) < len(found) or 0 in found:
+        raise UsageError(f"rates: got {value!r}, expected numbers above 0, each only once")
+    return found
+
+
+def _speeds(value: Any) -> str:
+    name, colon, most = value.partition(":") if isinstance(value, str) else ("", "", "")
+    try:
+        known = value == "equal" or (name in ("spread", "straggler") and colon and 1 <= float(most) < float("inf"))
+    except ValueError:
+        known = False
+    if not known:
+        raise UsageError(f"speeds: got {value!r}, expected equal, spread:X or straggler:X with a factor X of 1 or more, such "
+                         "as spread:4")
+    return str(value)
 
 
 def _counts(name: str, value: Any, least: int = 1) -> tuple[int, ...]:

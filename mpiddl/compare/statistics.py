@@ -14,6 +14,9 @@ from mpiddl.compare.grid import Cell, Contender, Grid
 from mpiddl.strategies.server.push import staleness
 from mpiddl.study.intervals import Mean, mean
 
+HEADER_BYTES = 14 + 20 + 32
+"""Of a packet of the kernel: Ethernet, IPv4, TCP with time stamps. Acknowledgements have them too."""
+
 Outcome = Mapping[str, Any]
 Measure = Callable[[Outcome], float | None]
 
@@ -65,13 +68,28 @@ def entries(grid: Grid, found: Mapping[Cell, Outcome], workers: int) -> list[Ent
     """One for each contender, in their order."""
     made = []
     for contender in grid.contenders:
-        by_seed = {seed: found.get(Cell(contender, workers, seed)) for seed in grid.seeds}
+        by_seed = {seed: found.get(grid.cell(contender, workers, seed)) for seed in grid.seeds}
         good = {seed: each for seed, each in by_seed.items() if each and not each.get("error") and not diverges(each)}
         diverged = tuple(seed for seed, each in by_seed.items() if each and diverges(each))
         failed = {seed: each["error"] for seed, each in by_seed.items() if each and each.get("error")}
         missing = tuple(seed for seed, each in by_seed.items() if not each)
         made.append(Entry(contender, workers, good, diverged, failed, missing))
     return made
+
+
+def best_rates(grid: Grid, find: Callable[[Cell], Outcome | None]) -> dict[str, float]:
+    """By label, the learning rate of the best validation accuracy, of equals the smallest; only where all runs are over.
+
+    A run that diverged is worse than any other. A run that failed has to be made again.
+    """
+    rates: dict[str, float] = {}
+    for contender in grid.contenders:
+        found = {rate: find(cell) for rate, cell in grid.tuning(contender).items()}
+        whole = {rate: each for rate, each in found.items() if each and not each.get("error")}
+        good = {rate: validated(each) for rate, each in whole.items() if not diverges(each)}
+        if good and len(whole) == len(found):
+            rates[contender.label] = max(sorted(good), key=good.__getitem__)
+    return rates
 
 
 def paired(one: Entry, other: Entry, measure: Measure) -> Mean | None:
@@ -117,6 +135,12 @@ def ingress(outcome: Outcome) -> float | None:
 def _links(outcome: Outcome, way: str) -> float | None:
     hosts = outcome.get("hosts")
     return sum(host[way] for host in hosts) / 1e6 if hosts else None
+
+
+def payload(outcome: Outcome) -> float | None:
+    """MB that the hosts' links sent, without the headers of Ethernet, IPv4 and TCP (66 bytes a packet of the kernel)."""
+    hosts = [host for host in outcome.get("hosts") or () if "packets" in host]
+    return sum(host["sent"] - HEADER_BYTES * host["packets"] for host in hosts) / 1e6 if hosts else None
 
 
 def apart(outcome: Outcome) -> float | None:
@@ -166,13 +190,14 @@ def rows(grid: Grid, found: Mapping[Cell, Outcome]) -> list[dict[str, Any]]:
 
 def _row(grid: Grid, entry: Entry, baseline: Entry) -> dict[str, Any]:
     measures: dict[str, Measure] = {"accuracy": points, "validation": validated, "seconds": seconds, "sent_mb": sent,
-                                    "egress_mb": egress, "ingress_mb": ingress, "distance": apart,
+                                    "egress_mb": egress, "payload_mb": payload, "ingress_mb": ingress, "distance": apart,
                                     "computing": computing}  # fmt: skip
     if grid.target:
         measures |= {f"{axis}_to_target": reaching(grid.target, axis) for axis in ("seconds", "bytes", "samples")}
     late = entry.staleness()
     return {
-        "strategy": entry.label, "spec": entry.contender.spec, "own": dict(entry.contender.own), "workers": entry.workers,
+        "strategy": entry.label, "spec": entry.contender.spec, "own": dict(entry.contender.own),
+        "rates": entry.contender.rates, "workers": entry.workers,
         "ranks": next((outcome["ranks"] for outcome in entry.good.values()), None),
         **{name: _plain(entry.mean(measure)) for name, measure in measures.items()},
         "difference": None if entry is baseline else _plain(paired(entry, baseline, points)),

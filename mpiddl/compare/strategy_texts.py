@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from mpiddl.compare.grid import Contender
 from mpiddl.strategies import STRATEGIES, Strategy
 from mpiddl.strategies.by_name import registered
 
@@ -37,6 +38,26 @@ def complexity(strategy: Strategy) -> int:
     """
     name = STRATEGIES.name_of(type(registered(strategy)))
     return list(STRATEGIES).index(name) if name else len(STRATEGIES)
+
+
+def learning_rate(contender: Contender) -> str:
+    """The learning rate that was chosen for a strategy, and whether a better one may lie beyond those that were tried.
+
+    Examples
+    --------
+    >>> learning_rate(Contender("asgd", "asgd", rates=(0.01, 0.02, 0.04)).at(0.02))
+    'asgd: learning rate 0.02, the best of 3 from 0.01 to 0.04'
+    """
+    tried = f"{len(contender.rates)} from {min(contender.rates):g} to {max(contender.rates):g}"
+    if not contender.settled:
+        return f"{contender.label}: no learning rate of {tried} has been chosen yet, because runs are missing or have no result"
+    end = ", which is an end of the list: a better one may lie beyond it" * at_an_end(contender)
+    return f"{contender.label}: learning rate {dict(contender.own)['rate']:g}, the best of {tried}{end}"
+
+
+def at_an_end(contender: Contender) -> bool:
+    """Whether the chosen learning rate is the smallest or the largest of several that were tried."""
+    return len(contender.rates) > 1 and dict(contender.own).get("rate") in (min(contender.rates), max(contender.rates))
 
 
 def _from_docstring(kind: type) -> str:

@@ -21,8 +21,9 @@ from mpiddl.compare.grid import Cell, Grid
 from mpiddl.compare.numbers import counted
 from mpiddl.compare.preflight import Facts
 from mpiddl.compare.processes import Ended, job_over, reason
-from mpiddl.compare.statistics import diverges
+from mpiddl.compare.statistics import best_rates, diverges
 from mpiddl.compare.store import Store
+from mpiddl.compare.strategy_texts import learning_rate
 from mpiddl.errors import MpiddlError
 from mpiddl.machine.clock import now
 from mpiddl.machine.disk import writing
@@ -44,17 +45,25 @@ JOB_OVER = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 
 class Study:
-    """A grid, the place of its runs and the store of their outcomes; ``versions`` of the packages that these depend on."""
+    """A grid, the place of its runs and the store of their outcomes; ``versions`` of the packages that these depend on.
+
+    First the missing runs that choose learning rates are done, then those that are compared.
+    """
 
     def __init__(self, grid: Grid, place: Place, store: Store, facts: Facts, say: Callable[[str], None]):
-        self.grid, self.place, self.store, self.facts, self.say = grid, place, store, facts, say
+        self.asked, self.place, self.store, self.facts, self.say = grid, place, store, facts, say
         self.versions = {"mpiddl": __version__, **{name: importlib.metadata.version(name) for name in VERSIONS}}
         self._over, self._planned, self._walls = 0, 0, list[float]()
         self._ending = threading.Event()
 
+    @property
+    def grid(self) -> Grid:
+        """The comparison with the learning rates that the runs so far have chosen."""
+        return self.asked.with_rates(best_rates(self.asked, lambda cell: self.store.find(self.key(cell))))
+
     def settings(self, cell: Cell) -> dict[str, Any]:
         """What `mpiddl.train` is given."""
-        return {**self.grid.settings(cell, self.facts.train_rows), **self.place.settings(cell)}
+        return {**self.asked.settings(cell, self.facts.train_rows), **self.place.settings(cell)}
 
     def key(self, cell: Cell) -> dict[str, Any]:
         """Everything that is known to decide the outcome of ``cell``."""
@@ -76,14 +85,32 @@ class Study:
             shutil.rmtree(left, ignore_errors=True)
         if before := self.store.before():
             self._tell_changes(before)
-        missing = self._missing(part)
-        self._over = self._planned - len(missing)
-        self.say(f"{counted(self._planned, 'run')} {self.place.words()}: {self._over} done, {len(missing)} to do"
-                 + (f", {self.place.jobs} at a time" if missing and self.place.jobs > 1 else ""))  # fmt: skip
+        todo = self._missing(self._tuning(part)) + self._missing(self._compared(part))
+        unknown = [each for each in self.grid.contenders if not each.settled]
+        later = len(unknown) * len(self.asked.workers) * len(self.asked.seeds) // part[1]
+        self._planned = len(self._tuning(part)) + len(self._compared(part)) + later
+        self.say(f"{counted(self._planned, 'run')} {self.place.words()}: {self._planned - len(todo) - later} done, "
+                 f"{len(todo) + later} to do"
+                 + (f", {self.place.jobs} at a time" if todo and self.place.jobs > 1 else ""))  # fmt: skip
 
     def run(self, part: tuple[int, int] = (1, 1)) -> None:
-        """Do the missing runs. Runs that failed before are tried again, runs that diverged are not."""
-        if missing := self._missing(part):
+        """Do the missing runs. Runs that failed before are tried again, runs that diverged are not.
+
+        Every part does all runs that choose learning rates and that no other part has done, each in another order.
+        """
+        self._do(self._tuning(part), 0)
+        for contender in self.grid.contenders:
+            if contender.rates:
+                self.say(learning_rate(contender))
+        compared = self._compared(part)
+        self._planned = len(self._tuning(part)) + len(compared)
+        self._do(compared, len(self._tuning(part)))
+
+    def _do(self, cells: Sequence[Cell], before: int) -> None:
+        """Do those of the ``cells`` that have no outcome; ``before`` are the runs of this part before these."""
+        missing = self._missing(cells)
+        self._over = before + len(cells) - len(missing)
+        if missing:
             self._ending.clear()
             with self.place, closing(self._outcomes(missing)) as outcomes:
                 try:
@@ -93,16 +120,33 @@ class Study:
                 finally:
                     sweep(f"{self.store.mark}/")  # where a signal came between a process's start and the wait for it
 
-    def _missing(self, part: tuple[int, int]) -> list[Cell]:
+    def _tuning(self, part: tuple[int, int]) -> list[Cell]:
+        """The runs that choose learning rates: all of them, each part beginning at another one."""
+        cells = [cell for contender in self.asked.contenders for cell in self.asked.tuning(contender).values()]
         number, count = part
-        cells = self.grid.cells()[number - 1 :: count]
-        self._planned = len(cells)
-        return [cell for cell in cells if (self.store.find(self.key(cell)) or {"error": "missing"}).get("error")]
+        first = (number - 1) * len(cells) // count
+        return cells[first:] + cells[:first]
+
+    def _compared(self, part: tuple[int, int]) -> list[Cell]:
+        """The compared runs of a part whose settings are known."""
+        number, count = part
+        return self.grid.cells()[number - 1 :: count]
+
+    def _missing(self, cells: Sequence[Cell]) -> list[Cell]:
+        return [cell for cell in cells if self._is_missing(cell)]
+
+    def _is_missing(self, cell: Cell) -> bool:
+        return bool((self.store.find(self.key(cell)) or {"error": "missing"}).get("error"))
 
     def _outcomes(self, cells: Sequence[Cell]) -> Generator[tuple[Cell, dict[str, Any]], None, None]:
         """Each cell with its outcome, in the order in which they end."""
         if self.place.jobs == 1:
-            yield from ((cell, self._outcome(cell)) for cell in cells)
+            for cell in cells:
+                self.store.refresh()
+                if self._is_missing(cell):  # another part may have done it meanwhile
+                    yield cell, self._outcome(cell)
+                else:
+                    self._over += 1
             return
         waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
         done: queue.SimpleQueue[tuple[Cell, dict[str, Any] | BaseException]] = queue.SimpleQueue()
@@ -147,7 +191,7 @@ class Study:
             settings.write_text(json.dumps(self.settings(cell)), encoding="utf-8")
             try:
                 files = [str(settings.absolute()), str(outcome.absolute())]
-                ended = self.place.run(cell, files, self.store.mark, self.grid.limit)
+                ended = self.place.run(cell, files, self.store.mark, self.asked.limit)
             except (MpiddlError, OSError) as error:
                 ended = Ended(1, f"Error: {error}")
             wall = {"wall": round(now() - began, 3)}
@@ -161,14 +205,14 @@ class Study:
         if DIVERGED in ended.text:
             return {"diverged": True, **wall}
         words = self.store.keep_words(_file_name(cell), ended.text)
-        return {"error": reason(ended, self.grid.limit), "words": words.name, **wall}
+        return {"error": reason(ended, self.asked.limit), "words": words.name, **wall}
 
     def _tell_changes(self, before: Mapping[str, Any]) -> None:
         """Say which settings differ from those of the last comparison in this folder."""
         train, versions = ({**found} if isinstance(found := before.get(name), dict) else {} for name in ("train", "versions"))
-        changes = [f"{name} {train.get(name, 'default')} -> {self.grid.train.get(name, 'default')}"
-                   for name in sorted({*train, *self.grid.train}) if train.get(name) != self.grid.train.get(name)]
-        budget = None if self.grid.budget is None else list(self.grid.budget)
+        changes = [f"{name} {train.get(name, 'default')} -> {self.asked.train.get(name, 'default')}"
+                   for name in sorted({*train, *self.asked.train}) if train.get(name) != self.asked.train.get(name)]
+        budget = None if self.asked.budget is None else list(self.asked.budget)
         changes += [f"budget {before.get('budget')} -> {budget}"] if before.get("budget") != budget else []
         changes += [f"{before.get('place')} -> {self.place.about}"] if before.get("place") != self.place.about else []
         changes += ["the data"] if before.get("data") != self.facts.data else []

@@ -21,7 +21,7 @@ from mpiddl.study.output import environment
 
 def remember(study: Study) -> None:
     """Keep what is compared, so that another job in the same folder is noticed."""
-    plain = {**as_plain(study.grid), "place": study.place.about, "data": study.facts.data, "versions": study.versions}
+    plain = {**as_plain(study.asked), "place": study.place.about, "data": study.facts.data, "versions": study.versions}
     study.store.write("compare.json", json.dumps(plain, indent=1) + "\n")
 
 

@@ -115,6 +115,8 @@ class Job:
     step_seconds: float = setting(1.0, "simulated time of the computation of a step, in seconds", SIMULATION, least=0)
     message_seconds: float = setting(0.0, "simulated time of a message, in seconds", SIMULATION, least=0)
     log_every: int = setting(50, "number of steps between two lines of metrics", OUTPUT, least=1)
+    validate_every: int = setting(0, "number of steps between two validations (0: one validation after each epoch)", OUTPUT,
+                                  least=0)
     checkpoint_every: int = setting(0, "number of steps between two checkpoints (0: one checkpoint after each epoch)",
                                     OUTPUT, least=0)
     keep: int = setting(3, "number of newest checkpoints to keep", OUTPUT, least=1)

@@ -46,13 +46,10 @@ class Traffic:
         self._apart = Link(*(a + b for a, b in zip(self._apart, self._together().since(before), strict=True)))
 
     def hosts(self) -> list[dict[str, int]]:
-        """For each host the bytes sent and received so far; none if they are not counted. Collective."""
-        return [{"sent": host.sent_bytes, "received": host.received_bytes} for host in self.links()]
-
-    def links(self) -> list[Link]:
-        """For each host what its link has carried so far, packets too; none if that is not counted. Collective."""
-        found = self._together().since(self._since).since(self._apart)
-        return [Link(*host) for host in self._comm.allgather(tuple(found) if self._mine else None) if host]
+        """For each host the bytes sent and received so far, and the packets sent; none if that is not counted. Collective."""
+        mine = self._together().since(self._since).since(self._apart)
+        found = [Link(*host) for host in self._comm.allgather(tuple(mine) if self._mine else None) if host]
+        return [{"sent": host.sent_bytes, "received": host.received_bytes, "packets": host.sent_packets} for host in found]
 
     def _together(self) -> Link:
         """The counters while all ranks are here: a host that went on would send what others, who read later, count before."""

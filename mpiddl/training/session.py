@@ -218,8 +218,9 @@ def _plan(job: Job, placements: list[Placement], rank: int, rows: Any, layout: L
 
 
 def _meet(job: Job, plan: Plan, folder: Folder | None) -> int:
-    """Steps between two meetings of ranks that are not in lockstep: those between two checkpoints, or an epoch's."""
-    return job.checkpoint_every or plan.steps_per_epoch if folder or job.validation else 0
+    """Steps between two meetings of ranks that are not in lockstep: those between two checkpoints or validations, or an
+    epoch's."""
+    return job.checkpoint_every or job.validate_every or plan.steps_per_epoch if folder or job.validation else 0
 
 
 def _shares_note(layout: Layout, placements: list[Placement], trainers: int, earlier: Path | None) -> str:

@@ -72,7 +72,7 @@ class Watch:
             _check_loss(line)
         if self.strategy.lockstep:
             with self.metrics.aside():
-                if epoch_over and self._validated(state):
+                if (last or done % self._validate_every == 0) and self._validated(state):
                     self.ended = f"validation accuracy reached {self.job.target_accuracy:g}"
                 elif self._save_now(done) and not last:
                     self.save(state)
@@ -87,6 +87,10 @@ class Watch:
         if step.total and not self.ended and self._late(done):  # a serving rank continues until all workers have left
             self.ended = self._why
         return bool(self.ended)
+
+    @property
+    def _validate_every(self) -> int:
+        return self.job.validate_every or self.plan.steps_per_epoch
 
     def _save_now(self, done: int) -> bool:
         return bool(self.checkpoints) and done % (self.job.checkpoint_every or self.plan.steps_per_epoch) == 0
@@ -130,10 +134,10 @@ class Watch:
     def look_back(self, state: State) -> None:
         """Validate the final model if it has not been validated yet. Collective.
 
-        This happens after asynchronous runs, and after a limit of time or bytes inside an epoch. A run that can be resumed is
-        not validated in the second case: it continues as if it had not been stopped.
+        This happens after asynchronous runs, and after a limit of time or bytes between two validations. A run that can be
+        resumed is not validated in the second case: it continues as if it had not been stopped.
         """
-        amid = bool(self.ended) and not self.checkpoints and state.index % self.plan.steps_per_epoch > 0
+        amid = bool(self.ended) and not self.checkpoints and state.index % self._validate_every > 0
         if amid or not self.strategy.lockstep:
             with self.metrics.aside():
                 self._validated(state, finished=True)

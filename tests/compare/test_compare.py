@@ -221,6 +221,24 @@ def test_the_error_of_a_run_on_several_ranks_is_told(capsys, monkeypatch, error,
     ({"samples": 10, "bytes": 10}, {}, "budget: got samples and bytes"),
     ({"seconds": -1}, {}, "seconds: got -1"),
     ({"baseline": "ring"}, {}, "baseline: got 'ring', expected one of two-step, local-sgd"),
+    ({"rates": 0.1}, {}, "rates: got 0.1, expected a list"),
+    ({"rates": [0.1, -1]}, {}, "rates: got -1"),
+    ({"rates": [0.1, 0.0]}, {}, "rates: got [0.1, 0.0], expected numbers above 0"),
+    ({"rates": [0.1, 0.1]}, {}, "rates: got [0.1, 0.1]"),
+    ({"rates": [float("nan")]}, {}, "rates: got nan"),
+    ({"rates": [0.1], "seeds": [0, 1]}, {}, "seeds: got 0, expected other seeds"),
+    ({"strategies": [{"strategy": "asgd", "rate": 0.1, "rates": [0.1]}]}, {}, "got rate and rates for asgd"),
+    ({"strategies": [{"strategy": "asgd", "workers": [1, 2]}]}, {}, "workers: got [1, 2] for asgd"),
+    ({"tune_workers": 0}, {}, "tune_workers: got 0"),
+    ({"batch_per_worker": 1.5}, {}, "batch_per_worker: got 1.5"),
+    ({"batch_per_worker": 8}, {"batch": 8}, "batch_per_worker: got a value in [compare] and batch in [train]"),
+    ({"speeds": "equal"}, {"slow": "0:2"}, "speeds: got a value in [compare] and slow in [train]"),
+    ({"speeds": "slow"}, {}, "speeds: got 'slow', expected equal, spread:X"),
+    ({"speeds": "equal:3"}, {}, "speeds: got 'equal:3'"),
+    ({"speeds": "spread:x"}, {}, "speeds: got 'spread:x'"),
+    ({"speeds": "spread:0.5"}, {}, "speeds: got 'spread:0.5'"),
+    ({"speeds": "straggler:nan"}, {}, "speeds: got 'straggler:nan'"),
+    ({"speeds": 3}, {}, "speeds: got 3"),
     ({"sede": 3}, {}, "unknown key of [compare] 'sede'; did you mean 'seeds'"),
     ({}, {"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
     ({}, {"seed": 3}, "seed: got a value in [train], expected seeds"),
@@ -276,6 +294,8 @@ def test_the_example_and_its_page_tell_the_keys_there_are():
     grid = read_grid(root / "examples" / "compare.toml")
     assert len(read_grid(root / "examples" / "compare-fashion.toml").cells()) == 15
     assert len(read_grid(root / "examples" / "compare-hosts.toml").cells()) == 14
+    late, seldom = (read_grid(root / "examples" / f"compare-{name}.toml") for name in ("staleness", "gossip"))
+    assert late.cells() == [] and sum(len(late.tuning(each)) for each in late.contenders) == 91 and len(seldom.cells()) == 25
     assert check(grid, Simulated(1, {}), []).train_rows == 1293 and len(grid.contenders) == 5
     page = (root / "docs" / "compare.md").read_text()
     assert all(f"`{key}`" in page for key in KEYS)
