@@ -140,6 +140,10 @@ class Grid:
         contenders = [each.at(rates[each.label]) if each.label in rates else each for each in self.contenders]
         return dataclasses.replace(self, contenders=tuple(contenders))
 
+    def with_first_rates(self) -> Grid:
+        """The same with a learning rate for all, to see what it would be."""
+        return self.with_rates({each.label: each.rates[0] for each in self.contenders if not each.settled})
+
     def settings(self, cell: Cell, train_rows: int) -> dict[str, Any]:
         """The settings of `mpiddl.train` except for the place; ``train_rows`` are the rows of an epoch."""
         shared = {**self.train, **dict(cell.contender.own)}

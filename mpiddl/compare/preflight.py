@@ -48,8 +48,7 @@ def check(grid: Grid, place: Place, search: Sequence[Path]) -> Facts:
     if Layout(data.train.n, 1, 1, job.validation).validation_rows < 1:
         raise UsageError(f"validation: got {job.validation:g}, which selects no row of {data.name}, expected a larger "
                          "share, because compare chooses the strategy on validation rows")  # fmt: skip
-    first = {contender.label: contender.rates[0] for contender in grid.contenders if contender.rates}
-    for cell in grid.with_rates(first).cells():
+    for cell in grid.with_first_rates().cells():
         if cell.seed == grid.seeds[0] and cell.workers > 1:  # virtual ranks cannot tell whether one rank can serve itself
             _look(grid, place, cell, facts, data)
     return facts

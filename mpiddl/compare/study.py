@@ -86,9 +86,9 @@ class Study:
         if before := self.store.before():
             self._tell_changes(before)
         todo = self._missing(self._tuning(part)) + self._missing(self._compared(part))
-        unknown = [each for each in self.grid.contenders if not each.settled]
-        later = len(unknown) * len(self.asked.workers) * len(self.asked.seeds) // part[1]
-        self._planned = len(self._tuning(part)) + len(self._compared(part)) + later
+        unknown = self.grid.with_first_rates().cells()[part[0] - 1 :: part[1]]
+        later = len(unknown) - len(self._compared(part))
+        self._planned = len(self._tuning(part)) + len(unknown)
         self.say(f"{counted(self._planned, 'run')} {self.place.words()}: {self._planned - len(todo) - later} done, "
                  f"{len(todo) + later} to do"
                  + (f", {self.place.jobs} at a time" if todo and self.place.jobs > 1 else ""))  # fmt: skip

@@ -50,10 +50,13 @@ def test_the_validation_rows_choose_the_rate_that_is_compared(tmp_path):
 
 
 def test_nothing_is_run_twice(tmp_path):
-    compared(tmp_path, GRID, Told(best_at(0.2)))
-    again, more = Told(best_at(0.2)), Told(best_at(0.2))
-    compared(tmp_path, GRID, again)
+    said = []
+    for place in (Told(best_at(0.2)), again := Told(best_at(0.2))):
+        compared(tmp_path, GRID, place, said.append)
+    more = Told(best_at(0.2))
     compared(tmp_path, grid_of("two-step", rates=[*RATES, 0.8], workers=[4, 2], seeds=2), more)
+    assert [text.partition(": ")[2] for text in said if text.startswith("14 runs")] == ["0 done, 14 to do", "14 done, 0 to do"]
+    assert any(text.startswith("[14/14]") for text in said)
     assert not again.done and [rate_of(cell) for cell in more.done] == [0.8]
 
 

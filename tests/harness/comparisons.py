@@ -51,12 +51,12 @@ class Told(Simulated):
         return ended if isinstance(ended, Ended) else Ended(0, "")
 
 
-def compared(folder, grid, place=None):
+def compared(folder, grid, place=None, say=lambda text: None):
     """The study of ``grid`` after what was missing in ``folder/out`` has run."""
     store = Store(folder / "out", (1, 1), lambda text: None)
     store.take()
     try:
-        made = Study(grid, place or Told(), store, FACTS, lambda text: None)
+        made = Study(grid, place or Told(), store, FACTS, say)
         made.begin()
         made.run()
     finally:
