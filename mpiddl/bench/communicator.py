@@ -103,7 +103,7 @@ def tune(env: Any, path: Path, calls: Sequence[str], sizes: Sequence[int] = TUNE
             if link.rank == 0:
                 check_table(path)
         topology = neighbours(link).topology
-        place = link.bcast(place_of(link, topology) if link.rank == 0 else None)
+        place = link.bcast(place_of(link, topology, env) if link.rank == 0 else None)
         entries = []
         for call in calls:
             entries.append(_entry(link, place, call, _sizes(call, sizes), seconds))
@@ -123,7 +123,7 @@ def describe(env: Any, path: Path | None, calls: Sequence[str], sizes: Sequence[
     """What is chosen here for every call and size, and why; on rank 0, elsewhere nothing. Collective over ``COMM_WORLD``."""
     link = connect(env=env)
     with failing_together(link):
-        choice = chooser(link, path)
+        choice = chooser(link, env, path)
     rank = link.rank
     link.Free()
     lines = [f"{' ' * 8}{field}: {value}" for field, value in choice.place._asdict().items()]

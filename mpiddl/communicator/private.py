@@ -27,7 +27,6 @@ from mpiddl.transport.base import SUM
 from mpiddl.transport.comm import raise_held
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.tuning import chooser
-from mpiddl.tuning.place import table_path
 from mpiddl.tuning.rule import CANDIDATES, READ, UNFUSED, nonblocking_bytes
 
 NONBLOCKING = {"iallreduce": "allreduce", "ibcast": "bcast"}
@@ -81,8 +80,7 @@ class Private:
         table that is there, or was asked for, is not used.
         """
         link = MpiComm.owning(MPI.Intracomm(comm).Dup(), ends_jobs=False)
-        asked_for = table is not None or bool(os.environ.get("MPIDDL_TUNE"))
-        choice = chooser(link, table or table_path(os.environ), asked_for)
+        choice = chooser(link, os.environ, table)
         self.threads = all(link.setup_allgather(MPI.Query_thread() == MPI.THREAD_MULTIPLE))
         self.enough = ENOUGH_BYTES if len(choice.topology.nodes) == 1 else ENOUGH_BYTES_ACROSS
         self.use(link, choice)

@@ -15,7 +15,7 @@ from mpiddl.node.topology import Topology, neighbours
 from mpiddl.transport.comm import Comm
 from mpiddl.tuning import rule
 from mpiddl.tuning.fit import fit
-from mpiddl.tuning.place import place_of
+from mpiddl.tuning.place import place_of, table_path
 from mpiddl.tuning.rule import LIBRARY, READ
 from mpiddl.tuning.table import Entry, Place, Table, read_table
 
@@ -144,20 +144,27 @@ def check_algorithms(algorithms: Mapping[str, str]) -> dict[str, str]:
     return dict(algorithms)
 
 
-def chooser(comm: Comm, path: Path | None, asked_for: bool = False) -> Chooser:
-    """Who chooses for ``comm``, from the table in ``path`` if there is one that fits.
+def chooser(comm: Comm, env: Mapping[str, str], table: Path | None = None) -> Chooser:
+    """Who chooses for ``comm``, from a tuning table if there is one that fits.
 
-    A table that is damaged, or of another place, is not used; `Chooser.source` says so. ``asked_for``: one ought to be there;
-    what rank 0 says counts.
+    A table that is damaged, or of another place, is not used; `Chooser.source` says so. What rank 0 says counts.
+
+    Parameters
+    ----------
+    env : mapping
+        The environment: where the user's table is (`mpiddl.tuning.place.table_path`), and the name of the cluster.
+    table : Path, optional
+        Another table. `Chooser.unused` is True if it is missing, as if the variable MPIDDL_TUNE named it.
 
     Communication
     -------------
     Collective: two broadcasts, at the first time on ``comm`` its neighbours.
     """
     topology, reads = neighbours(comm).topology, readable(comm) is not None
-    place = comm.setup_allgather(place_of(comm, topology) if comm.rank == 0 else None)[0]
-    table, source, unused = comm.setup_allgather(_read(path, place, asked_for) if comm.rank == 0 else None)[0]
-    return Chooser(topology, place, table, source, unused=unused, reads=reads)
+    path, asked_for = table or table_path(env), table is not None or bool(env.get("MPIDDL_TUNE"))
+    place = comm.setup_allgather(place_of(comm, topology, env) if comm.rank == 0 else None)[0]
+    found, source, unused = comm.setup_allgather(_read(path, place, asked_for) if comm.rank == 0 else None)[0]
+    return Chooser(topology, place, found, source, unused=unused, reads=reads)
 
 
 def between(entry: Entry, name: str, nbytes: int) -> float:

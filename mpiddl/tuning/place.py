@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import socket
@@ -14,7 +13,7 @@ from mpiddl.transport.comm import Comm
 from mpiddl.tuning.table import Place, node_map
 
 
-def place_of(comm: Comm, topology: Topology, env: Mapping[str, str] = os.environ) -> Place:
+def place_of(comm: Comm, topology: Topology, env: Mapping[str, str]) -> Place:
     """This cluster, seen from this rank. Local."""
     return Place(cluster_name(env, socket.gethostname()), processor_name(), comm.library(), node_map(topology))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from itertools import pairwise
@@ -249,7 +250,7 @@ def test_a_measured_table_is_followed(monkeypatch, tmp_path, algorithm):
         topology = neighbours(comm).topology
         seconds = {"library": (1.0,), **({} if algorithm == "library" else {algorithm: (0.1,)})}
         if comm.rank == 0:
-            entry = Entry(place_of(comm, topology), "allreduce", (1000,), seconds)
+            entry = Entry(place_of(comm, topology, os.environ), "allreduce", (1000,), seconds)
             write_table(tmp_path / "tune.toml", Table((entry,)))
         comm.Barrier()
         choice = choose(comm, 4000)

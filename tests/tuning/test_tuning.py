@@ -69,7 +69,7 @@ def test_a_damaged_table_is_said_and_not_used(tmp_path, how):
         read_table(path)
     with pytest.raises(DataError, match=r"^.{1,400}$"):
         read_table(path)
-    (choice,) = virtual.run(1, lambda comm: chooser(comm, path))
+    (choice,) = virtual.run(1, lambda comm: chooser(comm, {}, path))
     assert "the built-in rule (table" in choice.source
 
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_read_is_said_and_not_used(tmp_path, kind):
         path.mkdir()
     elif kind == "loop":
         path.symlink_to(path)
-    (choice,) = virtual.run(1, lambda comm: chooser(comm, path))
+    (choice,) = virtual.run(1, lambda comm: chooser(comm, {}, path))
     assert choice.source.startswith("the built-in rule (")
 
 
@@ -102,7 +102,7 @@ def test_whatever_goes_wrong_with_a_table_all_ranks_learn_it(tmp_path, monkeypat
         raise MemoryError
 
     monkeypatch.setattr(choices, "read_table", fails)
-    for choice in virtual.run(3, lambda comm: chooser(comm, path)):
+    for choice in virtual.run(3, lambda comm: chooser(comm, {}, path)):
         assert choice.source == f"the built-in rule (table {path}: MemoryError)"
 
 
@@ -184,11 +184,11 @@ def test_a_table_of_another_place_is_said_and_not_used(tmp_path):
     write_table(path, Table((entry(),)))
 
     def program(comm):
-        return chooser(comm, path).source
+        return chooser(comm, {}, path).source
 
     sources = set(virtual.run(3, program, nodes=[0, 0, 2]))
     assert len(sources) == 1 and "ranks '2+2' instead of '2+1'" in sources.pop()
-    assert "there is no table" in virtual.run(1, lambda comm: chooser(comm, tmp_path / "none").source)[0]
+    assert "there is no table" in virtual.run(1, lambda comm: chooser(comm, {}, tmp_path / "none").source)[0]
 
 
 def test_the_model_fits_lines_and_never_goes_below_zero():

@@ -29,7 +29,6 @@ from mpiddl.transport.base import IN_PLACE
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.meter import booked
 from mpiddl.tuning import Choice, chooser
-from mpiddl.tuning.place import table_path
 from mpiddl.tuning.rule import BUCKETS, LIBRARY
 
 BUCKET_BYTES = 2 << 20
@@ -173,4 +172,4 @@ def choose(comm: Comm, nbytes: int) -> Choice:
     -------------
     Collective: its neighbours, at the first time; two all-gathers.
     """
-    return chooser(comm, table_path(os.environ)).gradient(nbytes)
+    return chooser(comm, os.environ).gradient(nbytes)
