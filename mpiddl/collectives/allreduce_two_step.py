@@ -33,9 +33,9 @@ from mpiddl.layout import block_bounds, ceil_div, pieces
 from mpiddl.machine.clock import now
 from mpiddl.memory import ALIGNMENT
 from mpiddl.progress.started import Started, Steps, run
-from mpiddl.transport.base import COMBINE, PATIENCE, SUM, Op
+from mpiddl.transport.base import COMBINE, SUM, Op
 from mpiddl.transport.comm import Comm
-from mpiddl.transport.shared_memory import KernelRequest, end_kernel
+from mpiddl.transport.shared_memory import KernelRequest, run_kernel
 
 CACHED_BYTES = 64 * 1024
 """Adding up more than two inputs goes by blocks of this size, which stay in the first or second cache."""
@@ -118,15 +118,8 @@ class TwoStep(Plan):
         """Reduce, and return ``result``."""
         self._check_alive()
         if self._at_once and not self._beside and self._comm.held is None:
-            # Written out: of a short array's microsecond every call is a tenth.
-            entered, kernel, passed = now(), self._kernel, self._barrier[1]
-            before = passed.item(0)
-            try:
-                while not kernel(*self._at_once, PATIENCE):
-                    self._comm.progress()
-            except BaseException:
-                end_kernel(self._comm, kernel, self._at_once, lambda: passed[0] >= before + 2)
-                raise
+            entered = now()
+            run_kernel(self._comm, self._kernel, self._at_once, self._barrier[1], _barriers)
             self._comm.meter.synchronised(entered, entered, now())
         else:
             self.start(blocking=True)
@@ -217,6 +210,11 @@ class TwoStep(Plan):
                 combine(inputs[0][part], inputs[1][part], out=result[part])
                 for more in inputs[2:]:
                     combine(result[part], more[part], out=result[part])
+
+
+def _barriers(size: int) -> int:
+    """That a call of the kernel passes."""
+    return 2
 
 
 def staged(comm: Comm, nbytes: int, dtype: np.dtype, op: Op, *, leader: bool = False,

@@ -11,9 +11,8 @@ import numpy as np
 from mpiddl.machine.clock import now
 from mpiddl.node.arena import Arena
 from mpiddl.progress.started import Queue, Steps
-from mpiddl.transport.base import PATIENCE
 from mpiddl.transport.comm import Comm
-from mpiddl.transport.shared_memory import KernelRequest, end_kernel
+from mpiddl.transport.shared_memory import KernelRequest, end_kernel, run_kernel
 
 PASSED = 0
 """Where a kernel's state holds the barriers that it has passed (`mpiddl.kernels.node.meet`)."""
@@ -60,17 +59,13 @@ class AtOnce(Queue):
         return ()
 
     def run(self, arguments: tuple[Any, ...]) -> None:
-        """The kernel in one go, where nothing else is under way: what a collective costs before it begins is more than a short
-        one takes."""
-        entered, kernel, before = now(), self.kernel, self.barrier[1].item(PASSED)
+        """The kernel in one go, where nothing else is under way."""
+        entered = now()
         try:
-            while not kernel(*arguments, PATIENCE):
-                self._comm.progress()
-        except BaseException:
-            end_kernel(self._comm, kernel, arguments, partial(self._passed, before + self.barriers(arguments[0].size)))
-            self._run_further(arguments)
-            raise
-        self._run_further(arguments)
+            run_kernel(self._comm, self.kernel, arguments, self.barrier[1], self.barriers)
+        finally:
+            if not self._comm.broken:
+                self._run_further(arguments)
         self._comm.meter.synchronised(entered, entered, now())
 
     def steps(self, arguments: tuple[Any, ...]) -> Steps:

@@ -13,7 +13,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import accumulate, repeat, starmap, takewhile
 from operator import not_
 from typing import Any
@@ -69,23 +69,19 @@ class SharedMemory:
 
     def __init__(self, comm: Comm, nbytes: int):
         self._comm, self.freed = comm, False
-        with agreed(comm):  # numba may fail to load kernels
-            flags = kernels.meet.FLAGS
-        own = int(nbytes)
-        if comm.rank == 0:  # flags behind it, on cache lines of their own
-            own = -(-own // ALIGNMENT) * ALIGNMENT + 8 * flags * comm.size
-        pages = -(-own // mmap.PAGESIZE) * mmap.PAGESIZE
-        file, sizes, lengths = _opened_by_all(comm, int(nbytes), pages)
+        file, sizes, lengths = _opened_by_all(comm, int(nbytes))
         try:
             starts = [0, *accumulate(lengths)]
-            _together(comm, lambda: _take(file, starts[comm.rank], pages, starts[-1]), starts[-1])
-            whole = _together(comm, lambda: mapped(file, starts[-1]), starts[-1])
+            with _agreed(comm, starts[-1]):
+                _take(file, starts[comm.rank], lengths[comm.rank], starts[-1])
+            with _agreed(comm, starts[-1]):
+                whole = mapped(file, starts[-1])
         finally:
             os.close(file)
-        self._own: np.ndarray | None = whole[starts[comm.rank] :][:pages]
+        self._own: np.ndarray | None = whole[starts[comm.rank] :][: lengths[comm.rank]]
         self.segments = [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
         behind = -(-sizes[0] // ALIGNMENT) * ALIGNMENT
-        raised = whole[behind : behind + 8 * flags * comm.size].view(np.int64)
+        raised = whole[behind : behind + _flags_bytes(comm)].view(np.int64)
         self.barrier: tuple[Any, ...] = raised, np.zeros(5, np.int64), comm.rank, comm.size
 
     def meet(self) -> KernelRequest:
@@ -126,11 +122,32 @@ class KernelRequest:
         return next(self._rounds, True)
 
 
-def end_kernel(comm: Comm, kernel: Callable[..., bool], arguments: tuple[Any, ...], over: Callable[[], bool]) -> None:
-    """Go on, until it is ``over``, with a kernel between whose calls a signal's handler has raised; a second exception ends it.
+def run_kernel(comm: Comm, kernel: Callable[..., bool], arguments: tuple[Any, ...], passed: np.ndarray,
+               barriers: Callable[[int], int]) -> None:
+    """The kernel in one go, without a request: what that costs is more than a short collective takes.
 
-    For those that call a kernel without a request, and hold back what is raised as `mpiddl.progress.started.Started` does.
+    What a signal's handler raises meanwhile comes when the kernel is done, as `mpiddl.progress.started.Started` has it.
+
+    Parameters
+    ----------
+    arguments : tuple
+        Of the kernel, but for its patience; the first one is an array.
+    passed : ndarray
+        Begins with the number of barriers that this rank has passed (`mpiddl.kernels.node.meet`).
+    barriers : callable
+        How many the kernel passes for an array of so many elements.
     """
+    before = passed.item(0)
+    try:
+        while not kernel(*arguments, PATIENCE):
+            comm.progress()
+    except BaseException:
+        end_kernel(comm, kernel, arguments, lambda: passed[0] >= before + barriers(arguments[0].size))
+        raise
+
+
+def end_kernel(comm: Comm, kernel: Callable[..., bool], arguments: tuple[Any, ...], over: Callable[[], bool]) -> None:
+    """Go on, until it is ``over``, with a kernel between whose calls a signal's handler has raised; a second one ends it."""
     try:
         while not (over() or kernel(*arguments, PATIENCE)):
             comm.progress()
@@ -139,25 +156,27 @@ def end_kernel(comm: Comm, kernel: Callable[..., bool], arguments: tuple[Any, ..
         raise
 
 
-def _opened_by_all(comm: Comm, nbytes: int, pages: int) -> tuple[int, list[int], list[int]]:
+def _flags_bytes(comm: Comm) -> int:
+    """Of the barrier behind the segment of rank 0, on cache lines of their own."""
+    return int(8 * kernels.meet.FLAGS * comm.size)
+
+
+def _opened_by_all(comm: Comm, nbytes: int) -> tuple[int, list[int], list[int]]:
     """A new file without a name, open on every rank of the node, if there is room; and what each rank wants, and takes."""
-    file, path, failed = -1, "", None
+    file, path = -1, ""
     try:
-        if comm.rank == 0:
-            path = os.path.join(WHERE if os.path.isdir(WHERE) else tempfile.gettempdir(), PREFIX + secrets.token_hex(8))
-            try:
+        with _agreed(comm, nbytes):
+            own, flags = -(-nbytes // ALIGNMENT) * ALIGNMENT, _flags_bytes(comm)  # numba may fail to load kernels
+            pages = -(-(nbytes if comm.rank else own + flags) // mmap.PAGESIZE) * mmap.PAGESIZE
+            if comm.rank == 0:
+                path = os.path.join(WHERE if os.path.isdir(WHERE) else tempfile.gettempdir(), PREFIX + secrets.token_hex(8))
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            except OSError as error:
-                failed = error
         sizes, lengths, paths = zip(*comm.setup_allgather((nbytes, pages, path)), strict=True)
-        if comm.rank:
-            try:
+        with _agreed(comm, sum(lengths)):
+            if comm.rank:
                 file = os.open(paths[0], os.O_RDWR | os.O_CLOEXEC)
-            except OSError as error:
-                failed = error
-        if failed is None and (free := _free()) is not None and free - _reserve(free) < sum(lengths):
-            failed = OSError(errno.ENOSPC, "no room")
-        _agree(comm, failed, sum(lengths))
+            if (free := _free()) is not None and free - _reserve(free) < sum(lengths):
+                raise OSError(errno.ENOSPC, "no room")
     except BaseException:
         if file >= 0:
             os.close(file)
@@ -191,27 +210,19 @@ def _take(file: int, start: int, nbytes: int, size: int) -> None:
         os.posix_fallocate(file, start, nbytes)
 
 
-def _together(comm: Comm, act: Callable[[], Any], nbytes: int) -> Any:
-    """What ``act`` gives, or a `SharedMemoryError` on all ranks if it has failed on one; ``nbytes`` are wanted in all."""
-    made, failed = None, None
-    try:
-        made = act()
-    except OSError as error:
-        failed = error
-    _agree(comm, failed, nbytes)
-    return made
+@contextmanager
+def _agreed(comm: Comm, nbytes: int) -> Iterator[None]:
+    """A `SharedMemoryError` on all ranks if what is done in the block has failed on one; ``nbytes`` are wanted in all."""
+    with agreed(comm):
+        try:
+            yield
+        except OSError as error:
+            raise SharedMemoryError(f"shared memory: {_words(comm, error, nbytes)}") from None
 
 
-def _agree(comm: Comm, failed: Exception | None, nbytes: int) -> None:
-    """A `SharedMemoryError` on all ranks if something has ``failed`` on one of them; ``nbytes`` are wanted in all."""
-    troubles = comm.setup_allgather(None if failed is None else _words(comm, failed, nbytes))
-    if any(troubles):
-        raise SharedMemoryError(f"shared memory: {next(filter(None, troubles))}")
-
-
-def _words(comm: Comm, failed: Exception, nbytes: int) -> str:
+def _words(comm: Comm, failed: OSError, nbytes: int) -> str:
     """What has failed on this rank, and the remedy."""
-    number = getattr(failed, "errno", None)
+    number = failed.errno
     if number == errno.ENOSPC:
         room = _free()
         free = f"{WHERE} has less" if room is None else (f"{WHERE}, less {_reserve(room) / 1e6:.1f} MB for the MPI library, "
