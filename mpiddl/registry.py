@@ -45,20 +45,36 @@ class Registry(Mapping[str, Entry]):
     def find(self, name: str) -> Any:
         """The class or function of an entry; its module is imported now."""
         module, _, attribute = self[name].place.partition(":")
-        return getattr(import_module(module), attribute)
+        try:
+            return getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            error.add_note(f"It is the place of the {self.what} {name!r} in mpiddl/registry.py: {self[name].place}")
+            raise
+
+    def attribute(self, module: str, name: str) -> Any:
+        """The class of that name, for a module's ``__getattr__``: it is imported when it is first used."""
+        for key, entry in self.items():
+            if entry.place.endswith(f":{name}"):
+                return self.find(key)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    def parameters(self, spec: str) -> Mapping[str, Any]:
+        """Those of the class or function of an entry; none for a reference to a user's own."""
+        name = spec.partition(":")[0]
+        return inspect.signature(self.find(name)).parameters if name in self else {}
 
     def name_of(self, kind: type) -> str:
         """The name under which a class stands here, or "". Imports nothing."""
         place = f"{kind.__module__}:{kind.__qualname__}"
         return next((name for name, entry in self.items() if entry.place == place), "")
 
-    def check(self, spec: str) -> str:
-        """The name in ``NAME`` or ``NAME:key=value,...``; a `UsageError` unless it stands here."""
+    def check(self, spec: str, *others: str) -> str:
+        """The name in ``NAME`` or ``NAME:key=value,...``; a `UsageError` unless it stands here. ``others`` are valid too."""
         name = spec.partition(":")[0]
         if name not in self:
             close = difflib.get_close_matches(name, self, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise UsageError(f"{self.what}: got {name!r}, expected one of {', '.join(self)}, or MODULE:CLASS{hint}")
+            raise UsageError(f"{self.what}: got {name!r}, expected one of {', '.join([*others, *self])}, or MODULE:CLASS{hint}")
         return name
 
     def make(self, spec: str, **offered: Any) -> Any:
@@ -82,7 +98,9 @@ class Registry(Mapping[str, Entry]):
         found = self.find(name)
         known = inspect.signature(found).parameters
         fitting = {key: value for key, value in offered.items() if key in known}
-        return found(**{**fitting, **self._parameters(name, found, spec.partition(":")[2], offered)})
+        given = self._parameters(name, found, spec.partition(":")[2], offered)
+        user_code.check_call(self.what, spec, found, {**fitting, **given})
+        return found(**{**fitting, **given})
 
     def _parameters(self, name: str, found: Any, text: str, offered: Mapping[str, Any]) -> dict[str, Any]:
         """Read ``key=value,key=value`` with the types of the defaults."""
@@ -95,9 +113,13 @@ class Registry(Mapping[str, Entry]):
                 shown = ", ".join(f"{key}={default}" for key, default in settable.items())
                 wanted = f"parameters among {shown}" if shown else "no parameters"
                 raise UsageError(f"{self.what} {name}: got {item!r}, expected {wanted}")
-            kind: Any = type(settable[key])
+            default = settable[key]
+            kind: Any = type(default)
             try:
-                values[key] = user_code.WORDS[value] if kind is bool else kind(value)
+                if default is None or default is inspect.Parameter.empty:
+                    values[key] = user_code.literal(value)
+                else:
+                    values[key] = user_code.WORDS[value] if kind is bool else kind(value)
             except (ValueError, KeyError):
                 raise UsageError(f"{self.what} {name}: {key}: got {value!r}, expected a value of type "
                                  f"{kind.__name__}") from None

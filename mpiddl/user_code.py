@@ -16,6 +16,7 @@ import traceback
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mpiddl.errors import MpiddlError, UsageError
@@ -117,23 +118,43 @@ def _parameters(argument: str, text: str, tail: str) -> dict[str, Any]:
         key, equals, value = item.partition("=")
         if not equals or not key.isidentifier():
             raise UsageError(f"{argument}: got {item!r} in {text!r}, expected key=value")
-        try:
-            values[key] = WORDS[value] if value in WORDS else ast.literal_eval(value)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            values[key] = value
+        values[key] = literal(value)
     return values
 
 
-def _call(argument: str, text: str, make_it: Callable[..., Any], given: dict[str, Any], offered: dict[str, Any]) -> Any:
+def literal(text: str) -> Any:
+    """The value of a Python literal, or of ``true`` or ``false``; what is none is a string.
+
+    Examples
+    --------
+    >>> literal("3"), literal("true"), literal("ring")
+    (3, True, 'ring')
+    """
+    try:
+        return WORDS[text] if text in WORDS else ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+def check_call(argument: str, text: str, make_it: Callable[..., Any], values: dict[str, Any]) -> None:
+    """Raise a `UsageError` unless ``make_it(**values)`` has all parameters that it needs, and no other."""
     try:
         signature = inspect.signature(make_it).replace(return_annotation=inspect.Signature.empty)
     except (TypeError, ValueError):  # compiled code may tell none
-        signature = inspect.Signature([inspect.Parameter("parameters", inspect.Parameter.VAR_KEYWORD)])
-    values = {**{key: value for key, value in offered.items() if key in signature.parameters}, **given}
+        return
     try:
         signature.bind(**values)
     except TypeError as error:
         raise UsageError(f"{argument}: {text}: {error}; expected key=value for parameters of {signature}") from None
+
+
+def _call(argument: str, text: str, make_it: Callable[..., Any], given: dict[str, Any], offered: dict[str, Any]) -> Any:
+    try:
+        known = inspect.signature(make_it).parameters
+    except (TypeError, ValueError):
+        known = MappingProxyType({})
+    values = {**{key: value for key, value in offered.items() if key in known}, **given}
+    check_call(argument, text, make_it, values)
     try:
         return make_it(**values)
     except MpiddlError as error:

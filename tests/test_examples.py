@@ -16,6 +16,7 @@ CASES = {  # what the output must hold
     "own_model.py": "largest error 0.00",
     "own_strategy.py": "MB sent by all ranks",
     "own_optimiser.py": "exactly 0: 25 of 25",
+    "own_solver.py": "own_solver:OrthogonalIteration: variances [9.472073 8.597602 7.786479]",
     "virtual_ranks.py": "    16     0.9",
     "late_and_seldom.py": "hierarchical:period=8",
     "fashion_mnist.py": "of 1000:",
@@ -23,7 +24,7 @@ CASES = {  # what the output must hold
     "eof_analysis.py": "seesaw: EOF 1, pattern correlation 0.99",
     "eigen_images.py": "1437 images, 74% of their variance in 10 components",
 }
-SHORT = {"own_strategy.py", "own_optimiser.py", "sum_in_place.py"}
+SHORT = {"own_strategy.py", "own_optimiser.py", "own_solver.py", "sum_in_place.py"}
 
 
 def data_folder():

@@ -20,6 +20,7 @@ mpiddl.collectives: TreeSum TwoStep allreduce iallreduce allgather barrier broad
 mpiddl.data: ShardedRows arrays_data open_data
 mpiddl.decomposition: PCA TruncatedSVD
 mpiddl.decomposition.run: decompose_file
+mpiddl.decomposition.solvers: Covariance Enough Ritz Solver Task missed_variance
 mpiddl.doctor: run
 mpiddl.errors: MpiddlError UsageError ShapeError DataError CommError ConvergenceError MismatchError
 mpiddl.layout: Layout block rank_shards shard_count

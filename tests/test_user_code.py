@@ -14,6 +14,7 @@ import mpiddl
 from mpiddl.cli import main
 from mpiddl.compare.grid import make_grid
 from mpiddl.errors import CheckpointError, UsageError
+from mpiddl.registry import MODELS
 from mpiddl.strategies import AllReduce, make_strategy, spelled
 from mpiddl.training.inference import evaluate_run, predict_run
 from mpiddl.transport import virtual
@@ -290,7 +291,7 @@ WRONG = {
     "bad syntax": (("--model", "other_code:Net"), "cannot be imported (SyntaxError"),
     "a program": (("--model", "third_code:Net"), "cannot be imported (SystemExit: no arguments"),
     "a value of ours": (("--optimiser", "mpiddl.optim:SGD:momentum=2"), "optimiser: mpiddl.optim:SGD:momentum=2: momentum: "),
-    "a typo": (("--model", "mpl"), "expected one of mlp, softmax, or MODULE:CLASS; did you mean 'mlp'?"),
+    "a typo": (("--model", "mpl"), f"expected one of {', '.join(MODELS)}, or MODULE:CLASS; did you mean 'mlp'?"),
     "its own decay": (("--optimiser", "own_code:Plain", "--weight-decay", "0.1"), "or MODULE:CLASS:weight_decay=0.1"),
 }
 

@@ -88,7 +88,7 @@ class Matrix:
         return whole
 
 
-def open_matrix(name: str) -> Matrix:
+def open_matrix(file: str | os.PathLike[str]) -> Matrix:
     """Open a file by its name, with only its header read.
 
     Raises
@@ -98,6 +98,7 @@ def open_matrix(name: str) -> Matrix:
     DataError
         There is no such file; it is damaged; what it holds are not real numbers, or no matrix.
     """
+    name = os.fspath(file)
     path, _, member = (name, "", "") if os.path.exists(name) else name.rpartition(":") if ":" in name else (name, "", "")
     if path.endswith(".npz"):
         return _open_archive(Path(path), member)

@@ -24,7 +24,7 @@ from mpiddl.decomposition.rows.covariance import NotFinite
 from mpiddl.decomposition.rows.dense import DenseRows
 from mpiddl.decomposition.rows.files import FileRows
 from mpiddl.decomposition.rows.sparse import SparseRows
-from mpiddl.decomposition.solve import Result, check_solver, solve
+from mpiddl.decomposition.solve import Result, made, solve
 from mpiddl.decomposition.solvers.base import Moment
 from mpiddl.decomposition.solvers.gram import SMALL
 from mpiddl.decomposition.solvers.settings import Settings
@@ -107,7 +107,7 @@ class Decomposition(ABC):
         self._take(self._part(result) if stream else result, rows.dtype)
 
     def _check_settings(self) -> None:
-        check_solver(self.solver)
+        made(self.solver)
         if not _is_number(self.tol) or not 0 <= self.tol < 1:
             raise UsageError(f"tol: got {self.tol!r}, expected a number from 0 to below 1")
         if not _is_number(self.max_passes) or not self.max_passes > 0:

@@ -22,8 +22,9 @@ class PCA(Estimator, PrincipalComponents):
         A row of weight 3 counts as three rows, a row of weight 0 as none.
     whiten : bool
         Divide each score by its standard deviation.
-    solver : {"auto", "gram", "subsample", "vr", "vr-plain", "krylov"}
-        docs/decomposition.md compares them. ``auto`` chooses one: ``solver_`` is the choice, and ``why_`` the reason.
+    solver : str
+        A name of docs/names.md such as ``gram``; ``auto``, which chooses one (``solver_`` is the choice, ``why_`` the reason);
+        or ``module:Class`` for a solver of your own. docs/decomposition.md compares them.
     tol : float
         Stop when the estimated relative error of the explained variance is at most ``tol``. 0: stop when only rounding is left.
     random_state : int, RandomState or None

@@ -28,6 +28,7 @@ from mpiddl.decomposition.plots import draw
 from mpiddl.decomposition.principal_components import PrincipalComponents
 from mpiddl.decomposition.rows.files import FileRows
 from mpiddl.decomposition.singular_vectors import SingularVectors
+from mpiddl.decomposition.solve import made
 from mpiddl.decomposition.solvers.base import Moment
 from mpiddl.errors import ConvergenceError, DataError, MpiddlError, UsageError
 from mpiddl.layout import block
@@ -47,14 +48,14 @@ MEMORY = 1 << 29
 """Bytes of a rank's rows up to which they are read once, if they are not mapped."""
 
 
-def decompose_file(file: str, out: Path, kind: str = "pca", overwrite: bool = False,
+def decompose_file(file: str | os.PathLike[str], out: Path, kind: str = "pca", overwrite: bool = False,
                    tell: Callable[[int, Moment], None] | None = None, comm: AnyComm | None = None, mask: str | None = None,
                    column_weights: str | None = None, memory: int = MEMORY, **settings: Any) -> dict[str, Any]:
     """Decompose a file's rows and write what comes of it.
 
     Parameters
     ----------
-    file : str
+    file : str or Path
         As `mpiddl.data.matrix.open_matrix` takes it.
     out : Path
         Folder for the results; made if it is not there.
@@ -95,7 +96,8 @@ def decompose_file(file: str, out: Path, kind: str = "pca", overwrite: bool = Fa
                 _prepare(out, overwrite)
         with agreed(link):
             part = block(matrix.n, link.size, link.rank)
-            rows = _own(matrix, part, memory if settings.get("solver") != "vr-plain" else sys.maxsize)
+            solver = made(settings.get("solver", "auto"))
+            rows = _own(matrix, part, memory if solver is None or solver.files else sys.maxsize)
         model = (PrincipalComponents if kind == "pca" else SingularVectors)(comm=link, **settings)
         failure: ConvergenceError | None = None
         with Peak() as peak:

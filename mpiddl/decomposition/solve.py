@@ -23,6 +23,7 @@ from mpiddl.machine.clock import now
 from mpiddl.registry import SOLVERS
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.comm import Comm
+from mpiddl.user_code import is_reference
 
 FEW = 1 << 18
 """Numbers in the rows of all ranks up to which numpy does: what it loses in a pass, some 10 ms at most, is less than the second
@@ -89,7 +90,7 @@ def solve(comm: Comm, rows: Rows, k: int, *, solver: str = "auto", tol: float = 
     k : int
         From 1 to min(n, d) of all ranks' rows.
     solver : str
-        ``auto``, or one of `SOLVERS`.
+        ``auto``, one of `SOLVERS`, or ``module:Class``.
     tol : float
         Stop when the explained variance that is still missed is estimated to be at most this part of it, or when rounding
         in the dtype of the rows hides the rest. 0: when passes find nothing but rounding.
@@ -109,12 +110,10 @@ def solve(comm: Comm, rows: Rows, k: int, *, solver: str = "auto", tol: float = 
     -------------
     Collective; what each solver costs stands on top of its file.
     """
-    check_solver(solver)
-    began, effort = now(), Effort()
+    asked, began, effort = made(solver), now(), Effort()
     counts, *kinds = zip(*comm.allgather((rows.n, rows.sparse, isinstance(rows, FileRows))), strict=True)
     n, d = sum(counts), rows.d
     sparse, files = map(any, kinds)
-    asked = None if solver == "auto" else made(solver)
     compiled = n * d > FEW or sparse or files or (asked is not None and asked.compiled)
     if compiled:
         with agreed(comm):  # numba may fail to load kernels: all ranks raise together
@@ -124,10 +123,10 @@ def solve(comm: Comm, rows: Rows, k: int, *, solver: str = "auto", tol: float = 
     columns = min(rows.columns(k + OVERSAMPLES), d)
     for kind, unfit, rows_are in (("sparse", sparse, "sparse rows"), ("files", files, "rows in a file")):
         if asked is not None and unfit and not getattr(asked, kind):
-            fit = ", ".join(["auto", *(name for name in SOLVERS if getattr(SOLVERS.find(name), kind))])
+            fit = ", ".join(["auto", *(name for name in SOLVERS if getattr(SOLVERS.find(name), kind, False))])
             raise UsageError(f"solver: got {solver} for {rows_are}, expected one of {fit}")
     choice = choose(n, d, k, columns, tol, comm.size, sparse) if asked is None else Choice(solver, "asked for")
-    method = asked or made(choice.solver)
+    method: Solver = asked or SOLVERS.make(choice.solver)
     prepared = prepare(comm, rows, n, center, seed)
     rows = prepared.rows
     history: list[Moment] = []
@@ -160,15 +159,22 @@ def solve(comm: Comm, rows: Rows, k: int, *, solver: str = "auto", tol: float = 
     return result
 
 
-def check_solver(name: str) -> None:
-    """Raise a `UsageError` unless ``name`` is ``auto`` or the name of a solver."""
-    if name not in ("auto", *SOLVERS):
-        raise UsageError(f"solver: got {name!r}, expected one of {', '.join(['auto', *SOLVERS])}")
+def made(spec: str) -> Solver | None:
+    """The solver that ``spec`` names, or the object of a class of the user's own; None for ``auto``.
 
-
-def made(name: str) -> Solver:
-    """The solver of that name."""
-    solver: Solver = SOLVERS.find(name)()
+    Raises
+    ------
+    UsageError
+        On every rank: an unknown name, or something that is no solver.
+    """
+    if spec == "auto":
+        return None
+    if not is_reference(spec):
+        SOLVERS.check(spec, "auto")
+    solver = SOLVERS.make(spec)
+    if not isinstance(solver, Solver):
+        raise UsageError(f"solver: got {type(solver).__name__}, expected a class derived from "
+                         "mpiddl.decomposition.solvers.base.Solver")
     return solver
 
 

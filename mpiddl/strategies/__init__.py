@@ -35,7 +35,4 @@ def __getattr__(name: str) -> Any:
         from mpiddl.strategies.synchronous.tree import Tree
 
         return Tree
-    for key, entry in STRATEGIES.items():
-        if entry.place.endswith(f":{name}"):
-            return STRATEGIES.find(key)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return STRATEGIES.attribute(__name__, name)

@@ -45,6 +45,14 @@ def make_model(job: Job, data: Mapping[str, Any]) -> Any:
     return model
 
 
+def unused_settings(job: Job) -> str:
+    """A warning of settings that were given, and that the model which ``job`` names does not take; or ""."""
+    known = MODELS.parameters(job.model)
+    names = [name for name in ("hidden", "activation", "loss", "initialisation") if getattr(job, name) != getattr(Job, name)
+             and name not in known and not (name == "hidden" and "sizes" in known)]
+    return f"model {job.model} does not use the settings {', '.join(names)}" if names else ""
+
+
 def check_model(model: Any) -> None:
     """Raise a `UsageError` unless ``model`` has the members of a model."""
     check_members("model", model, MODEL)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiddl.errors import UsageError
-from mpiddl.registry import MODELS, OPTIMISERS, Entry
+from mpiddl.registry import MODELS, OPTIMISERS, STRATEGIES, Entry
 from mpiddl.user_code import is_reference
 
 ALIASES = {"lr": "rate", "learning_rate": "rate", "optimizer": "optimiser", "batch_size": "batch"}
@@ -26,6 +26,11 @@ ALIASES = {"lr": "rate", "learning_rate": "rate", "optimizer": "optimiser", "bat
 
 LARGEST = 10**300  # beyond, floats end
 
+_UNUSUAL = {entry.rate: [name for name in OPTIMISERS if OPTIMISERS[name].rate == entry.rate] for entry in OPTIMISERS.values()
+            if entry.rate != Entry.rate}
+USUAL_RATES = ", ".join(f"{rate:g} for {' and '.join(names)}" for rate, names in _UNUSUAL.items()) + \
+    f", {Entry.rate:g} for all others"
+"""The learning rates that are the defaults, for the help."""
 
 DATA, MODEL, OPTIMISATION, RANKS, SIMULATION, OUTPUT = "Data", "Model", "Optimisation", "Ranks", "Simulation", "Output"
 """Headings of the settings in ``mpiddl train --help``."""
@@ -76,8 +81,7 @@ class Job:
     optimiser: str = setting("auto", f"update rule: {', '.join(OPTIMISERS)}, or your own class: "
                              "MODULE:CLASS[:key=value,...] (auto: the rule that the strategy needs, otherwise momentum)",
                              OPTIMISATION, ("auto", *OPTIMISERS), user_code=True)
-    rate: float = setting(0.0, "learning rate (0: default of the optimiser, 0.001 for adam and adamw, 0.05 for all others)",
-                          OPTIMISATION, least=0)
+    rate: float = setting(0.0, f"learning rate (0: default of the optimiser, {USUAL_RATES})", OPTIMISATION, least=0)
     momentum: float = setting(0.9, "momentum factor of the optimisers 'momentum' and 'nesterov'", OPTIMISATION, least=0, most=1)
     weight_decay: float = setting(0.0, "factor of the L2 penalty (with adamw: decoupled weight decay)", OPTIMISATION, least=0)
     clip: float = setting(0.0, "scale the mean gradient down to norm X if its norm is larger (0: no limit)",
@@ -97,8 +101,8 @@ class Job:
     max_bytes: int = setting(0, "stop after all ranks together have sent N bytes (0: no limit)", OPTIMISATION, least=0)
     target_accuracy: float = setting(0.0, "stop when the validation accuracy reaches X, between 0 and 1 (0: never)",
                                      OPTIMISATION, least=0, most=1)
-    strategy: str = setting("allreduce", "strategy by which ranks combine their work, with its parameters: allreduce, auto, "
-                            "local-sgd:period=8, gossip, ddc-asgd, ... (full list: docs/strategies.md), or your own class: "
+    strategy: str = setting("allreduce", f"strategy by which ranks combine their work: {', '.join(STRATEGIES)} (docs/names.md "
+                            "says what each does), with parameters as in local-sgd:period=8; or your own class: "
                             "MODULE:CLASS[:key=value,...]", RANKS)
     reproducible: bool = setting(False, "compute bit-identical weights on 1, 2, 4, 8 or 16 ranks, at a higher cost", RANKS)
     shards: int = setting(0, "virtual shards into which the rows are divided (0: 16, or one per rank for more than 16 ranks)",

@@ -24,7 +24,7 @@ from mpiddl.optim import make_moments
 from mpiddl.registry import MODELS
 from mpiddl.strategies import Placement, Strategy, describe
 from mpiddl.training import checkpoint
-from mpiddl.training.builders import TASKS, find_data, make_model, make_optimiser, make_schedule
+from mpiddl.training.builders import TASKS, find_data, make_model, make_optimiser, make_schedule, unused_settings
 from mpiddl.training.checkpoint import Checkpoint
 from mpiddl.training.compile_kernels import warm
 from mpiddl.training.job import Job, read_drop, read_slow
@@ -107,7 +107,8 @@ def _prepared(link: Comm, control: Comm, request: Request, folder: Folder | None
             if folder and control.rank == 0:
                 folder.write_job(job.as_dict(), request.of_a_program())
         size, dtype = sum(prod(shape) for shape in model.shapes.values()), np.dtype(job.dtype)
-        said = (thread_note, _data_note(control, rows, strategy), _resume_note(request, earlier, about, control.size),
+        unused = "" if is_object(request.model) else unused_settings(job)
+        said = (thread_note, unused, _data_note(control, rows, strategy), _resume_note(request, earlier, about, control.size),
                 _done_note(job, plan, earlier), _shares_note(layout, placements, plan.trainers, earlier), choice,
                 strategy.note(link, size, dtype))
         notes = [request.spell(note) for note in said if note]

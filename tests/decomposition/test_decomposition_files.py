@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import mmap
+import re
 import struct
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -296,3 +298,27 @@ def test_any_damage_to_an_array_of_a_sparse_matrix(entry, tmp_path):
         np.savez(tmp_path / "x.npz", **arrays)
         with pytest.raises(DataError, match=r"x\.npz"):
             pytest.fail(f"{wrong!r}: {open_matrix(str(tmp_path / 'x.npz'))}")
+
+
+def test_a_solver_of_ones_own(tmp_path, monkeypatch):
+    """From its module's name, as the example has it; rows in a file that does not fit into memory, and a path that is one."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    x = rows_of_all(200, 12)
+    np.save(tmp_path / "x.npy", x)
+    made = decompose_file(tmp_path / "x.npy", tmp_path / "out", "pca", n_components=2, solver="own_solver:OrthogonalIteration",
+                          memory=1000)  # fmt: skip
+    assert made["solver"] == "own_solver:OrthogonalIteration" and made["passes"] > 3
+    assert made["explained_variance"] == pytest.approx(np.linalg.eigvalsh(np.cov(x.T))[:-3:-1], rel=1e-6)
+
+
+@pytest.mark.parametrize(("solver", "said"), [
+    ("own_solver:np", "solver: got module, expected a class derived from mpiddl.decomposition.solvers.base.Solver"),
+    ("own_solver:main", "solver: got NoneType, expected a class derived from"),
+    ("krylov:depth=3", "solver krylov: got 'depth=3', expected no parameters"),
+    ("krilov", "expected one of auto, gram, subsample, vr, vr-plain, krylov, or MODULE:CLASS; did you mean 'krylov'?"),
+])  # fmt: skip
+def test_what_is_no_solver(tmp_path, monkeypatch, solver, said):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    np.save(tmp_path / "x.npy", rows_of_all(20, 4))
+    with pytest.raises(UsageError, match=re.escape(said)):
+        decompose_file(str(tmp_path / "x.npy"), tmp_path / "out", "pca", n_components=2, solver=solver)

@@ -14,7 +14,7 @@ OPTIONS = {"Strategies": ("--strategy", "strategies.md"), "Models": ("--model", 
            "Optimisers": ("--optimiser", "optimisers.md"), "Solvers": ("--solver", "decomposition.md")}  # fmt: skip
 HEAD = """# Names
 
-This page lists all names that `mpiddl train`, `mpiddl pca` and `mpiddl compare` know. Parameters follow a name:
+This page lists all names that `mpiddl train`, `mpiddl compare`, `mpiddl pca` and `mpiddl svd` know. Parameters follow a name:
 `NAME:key=value,key=value`. `MODULE:CLASS` selects a class of your own. A program writes the tables from
 `mpiddl/registry.py`.
 """

@@ -15,6 +15,8 @@ import mpiddl
 import mpiddl.errors
 from mpiddl.cli.commands import mpiddl as command
 from mpiddl.registry import MODELS, OPTIMISERS, Entry
+from mpiddl.training.builders import unused_settings
+from mpiddl.training.job import make_job
 
 pytestmark = pytest.mark.no_mpi
 
@@ -96,3 +98,14 @@ def test_parameters_of_built_in_names():
 def test_every_entry_leads_to_something_with_a_sentence(table):
     for name, entry in table.items():
         assert callable(table.find(name)) and entry.about.endswith(".")
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"model": "softmax", "hidden": (5,), "activation": "tanh"}, "model softmax does not use the settings hidden, activation"),
+    ({"model": "softmax"}, ""),
+    ({"model": "mlp", "hidden": (5, 5), "activation": "tanh", "initialisation": "glorot"}, ""),
+])  # fmt: skip
+def test_settings_that_a_model_does_not_use_are_told(capsys, settings, said):
+    mpiddl.train(data="digits", epochs=1, **settings)
+    assert ("does not use" in capsys.readouterr().err) == bool(said)
+    assert unused_settings(make_job(settings)) == said
