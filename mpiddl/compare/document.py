@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mpiddl.compare.advice import Advice
+from mpiddl.compare.choice import NOISE_MOST
 from mpiddl.compare.columns import MEANWHILE, Column, Row, filled, results
 from mpiddl.compare.grid import Contender, Grid
 from mpiddl.compare.numbers import NONE, counted, listed
@@ -69,7 +70,8 @@ CHOSEN = "The choice uses the validation rows. Reported accuracies are those of 
 
 STEPS = (
     "Strategies with a result for every seed are candidates, but not a reference with its own number of workers.",
-    "Of these, strategies as accurate as the best are kept: at most {margin:g} points below it, or within noise.",
+    "Of these, strategies as accurate as the best are kept: at most {margin:g} points below it, or within noise and at most "
+    "{most:g} points below it.",
     "Of these, strategies that reach the target with every seed are kept, if there are any.",
     "Of these, strategies as fast as the fastest are kept: at most 5 % slower, within noise, or closer than two validations.",
     "Of these, the strategies that send the fewest bytes are kept (within 5 %), where bytes are known.",
@@ -169,7 +171,7 @@ def _measured(grid: Grid, rows: Sequence[Row], about: Mapping[str, str]) -> list
     blocks: list[Block] = [
         Heading("The strategies"), Table(("strategy", "what it does"), described, words=True), Paragraph(SETTINGS),
         Heading("How it was measured"), Paragraph(TERMS), Paragraph(CHOSEN),
-        Items([step.format(margin=grid.margin) for step in STEPS]),
+        Items([step.format(margin=grid.margin, most=NOISE_MOST * grid.margin) for step in STEPS]),
     ]  # fmt: skip
     if tuned := [learning_rate(each) for each in grid.contenders if each.rates]:
         blocks += [Heading("Learning rates", 3), Paragraph(RATES.format(grid.tune_workers)), Items(tuned)]

@@ -77,7 +77,7 @@ def test_validation_rows_choose_and_test_rows_are_reported():
 def test_the_page_tells_the_order_of_simplicity():
     text = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
     (order,) = re.findall(r"The order of simplicity is: (.*?)\n\n", text, re.DOTALL)
-    assert re.findall(r"`([^`]+)`", order) == list(STRATEGIES)
+    assert re.findall(r"`([^`]+)`", order) == list(STRATEGIES), "docs/compare.md: its order of simplicity is not the registry's"
 
 
 def test_what_stops_at_the_last_epoch_is_chosen_by_the_finished_model():
@@ -133,6 +133,15 @@ def test_less_accurate_beyond_noise_is_not_advised():
     near = [{**each, "curve": [{**point, "accuracy": point["accuracy"] + 0.017} for point in each["curve"]]} for each in worse]
     assert verdict(grid, noisy(10, 11, 9), near).choice == "local-sgd"  # 0.3 points below, beyond noise but within the margin
     assert verdict(replace(grid, margin=0.0), noisy(10, 11, 9), near).choice == "two-step"
+
+
+def test_noise_does_not_excuse_a_strategy_that_fails_with_one_seed():
+    """It was advised: its interval was so wide that the difference was within noise."""
+    grid = grid_of("two-step", "dana")
+    good, bad = [outcome(0.90, seconds=12.0)] * 3, [outcome(accuracy, seconds=5.0) for accuracy in (0.89, 0.10, 0.89)]
+    found = verdict(grid, good, bad)
+    assert found.choice == "two-step" and any("Less accurate than two-step" in text for text in found.notes)
+    assert verdict(grid, good, [outcome(accuracy, seconds=5.0) for accuracy in (0.89, 0.86, 0.89)]).choice == "dana"
 
 
 def test_two_seeds_have_a_range_and_no_interval():
