@@ -52,10 +52,6 @@ class SharedMemoryError(CommError):
     """Ranks of a node that cannot have memory in common; raised on all of them."""
 
 
-class TransportError(MpiddlError, OSError):
-    """A lower layer that moves bytes has failed."""
-
-
 class ConvergenceError(MpiddlError):
     """An iteration that did not reach its tolerance; ``best`` carries the best result so far."""
 

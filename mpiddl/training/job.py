@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import hashlib
-import json
 import math
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
@@ -141,10 +139,6 @@ class Job:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON and TOML."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(self).items()}
-
-    def digest(self) -> str:
-        """A hash that is equal on two ranks exactly if their settings are."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
 
     def learning_rate(self) -> float:
         """The base rate: the one given, or the optimiser's usual one; scaled with the batch if asked."""
