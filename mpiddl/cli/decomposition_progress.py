@@ -3,66 +3,38 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import log
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpiddl.machine import terminal
+from mpiddl.machine.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from mpiddl.decomposition import Moment
 
 
-def progress(tol: float) -> Lines | Bar:
-    """The progress display for standard error, as a context manager; call it after each pass."""
+@contextmanager
+def progress(tol: float) -> Iterator[Callable[[int, Moment], None]]:
+    """Yields what is to be called after each pass, with the rank and the `Moment`; rank 0 shows it on standard error."""
     width = terminal.columns()
-    return Bar(tol, width) if width else Lines(tol)
+    bar = ProgressBar(width, 1.0) if width else None
 
-
-class Lines:
-    """A line after each pass."""
-
-    def __init__(self, tol: float):
-        self.tol = tol
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *problem: object) -> None: ...
-
-    def __call__(self, rank: int, moment: Moment) -> None:
-        if rank == 0:
-            bar = "#" * int(30 * done(moment.error, self.tol))
-            print(f"pass {moment.passes:5.1f}  {moment.seconds:8.2f} s  error {moment.error:8.1e}  [{bar:<30}] {self.tol:g}",
+    def show(rank: int, moment: Moment) -> None:
+        share = done(moment.error, tol)
+        if rank == 0 and bar:
+            bar.update(share, f"{moment.passes:.1f} passes, error {moment.error:.1e}, target {tol:g}")
+        elif rank == 0:
+            marks = "#" * int(30 * share)
+            print(f"pass {moment.passes:5.1f}  {moment.seconds:8.2f} s  error {moment.error:8.1e}  [{marks:<30}] {tol:g}",
                   file=sys.stderr, flush=True)
 
-
-class Bar:
-    """One bar, full when the error has come down to the tolerance, and how long it has taken."""
-
-    def __init__(self, tol: float, width: int):
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        columns = SpinnerColumn(), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-        self.tol = tol
-        self._bar = Progress(*columns, console=Console(stderr=True, force_terminal=True, width=width))
-        self._task: Any = None
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        if self._task is not None:
-            self._bar.stop()
-
-    def __call__(self, rank: int, moment: Moment) -> None:
-        if rank:
-            return
-        if self._task is None:
-            self._bar.start()
-            self._task = self._bar.add_task("", total=1.0)
-        text = f"{moment.passes:.1f} passes, error {moment.error:.1e}, target {self.tol:g}"
-        self._bar.update(self._task, completed=done(moment.error, self.tol), description=text)
+    try:
+        yield show
+    finally:
+        if bar:
+            bar.close()
 
 
 def done(error: float, tol: float) -> float:

@@ -100,7 +100,7 @@ class Job:
     target_accuracy: float = setting(0.0, "stop when the validation accuracy reaches X, between 0 and 1 (0: never)",
                                      OPTIMISATION, least=0, most=1)
     strategy: str = setting("allreduce", f"strategy by which ranks combine their work: {', '.join(STRATEGIES)} (docs/names.md "
-                            "says what each does), with parameters as in local-sgd:period=8; or your own class: "
+                            "says what each does), with parameters as in local-sgd:period=8, or your own class: "
                             "MODULE:CLASS[:key=value,...]", RANKS)
     reproducible: bool = setting(False, "compute bit-identical weights on 1, 2, 4, 8 or 16 ranks, at a higher cost", RANKS)
     shards: int = setting(0, "virtual shards into which the rows are divided (0: 16, or one per rank for more than 16 ranks)",

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from mpiddl.machine import terminal
 from mpiddl.machine.clock import now
+from mpiddl.machine.progress_bar import ProgressBar
 from mpiddl.training.metrics import Split
 
 QUIET_S = 10.0  # without a terminal: the longest silence between two lines
@@ -71,29 +72,15 @@ class Bar:
     """One bar for the whole run, with the newest figures behind it."""
 
     def __init__(self, steps: int, first: int, width: int):
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
-
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn(),
-                   TextColumn("{task.description}"))
-        console = Console(stderr=True, force_terminal=True, width=width)
-        self._bar = RichProgress(*columns, console=console)
-        self._task = self._bar.add_task("", total=steps, completed=first)
-        self._validation = ""
-        self._bar.start()
+        self._bar, self._validation = ProgressBar(width, steps, "steps"), ""
+        self.say, self.close = self._bar.say, self._bar.close
+        self._bar.update(first, "")
 
     def show(self, line: Mapping[str, Any]) -> None:
         if "validation_loss" in line:
             self._validation = _validation(line)
             return
-        self._bar.update(self._task, completed=line["step"], description=f"{_figures(line)}  {self._validation}")
-
-    def say(self, text: str) -> None:
-        self._bar.console.print(text, highlight=False, markup=False)
-
-    def close(self) -> None:
-        self._bar.stop()
+        self._bar.update(line["step"], f"{_figures(line)}  {self._validation}")
 
 
 def _figures(line: Mapping[str, Any]) -> str:
