@@ -72,7 +72,8 @@ def _why(grid: Grid, choice: Choice, there: list[Entry]) -> str:
         return f"All {len(there)} strategies" if len(those) == len(there) > 2 else listed([entry.label for entry in those])
 
     if len(choice.whole) == 1:
-        return f"It is the only strategy {'compared' if len(there) == 1 else 'with a result for every seed'}."
+        alone = sum(not entry.contender.workers for entry in there) == 1
+        return f"It is the only strategy {'compared' if alone else 'with a result for every seed'}."
     if len(choice.good) == 1:
         second = max((entry for entry in choice.whole if entry is not choice.taken), key=accuracy)
         gap = difference(paired(choice.taken, second, validated), "points")

@@ -69,7 +69,7 @@ class Study:
         """Everything that is known to decide the outcome of ``cell``."""
         job = with_optimiser(make_job(self.settings(cell)), cell.contender.strategy).as_dict()
         code = {text: source_checksum(text) for text in (job["model"], job["optimiser"], job["strategy"]) if is_reference(text)}
-        return {**job, "strategy": cell.contender.identity, "workers": cell.workers, **self.place.about,
+        return {**job, "strategy": cell.contender.identity, "workers": cell.workers, "place": self.place.about,
                 "data of": self.facts.data, "versions": self.versions, **({"user code": code} if code else {})}
 
     def found(self) -> dict[Cell, dict[str, Any]]:

@@ -77,6 +77,14 @@ def test_a_rate_that_diverges_is_not_chosen_and_one_that_fails_is_tried_again(tm
     assert {rate_of(cell) for cell in made.found()} == {0.1}  # 0.2 diverged, which is no reason to try again
 
 
+def test_what_a_place_tells_hides_no_setting(tmp_path):
+    """The rate of the links stood in the place of the learning rate: runs with other rates were taken for the same."""
+    place = Told(best_at(0.2))
+    place.about = {"place": "testbed", "rate": "1gbit", "hosts": 2, "launcher": "openmpi", "seed": 0, "workers": 2}
+    made = compared(tmp_path, GRID, place)
+    assert len(place.done) == 14 and [rate_of(cell) for cell in made.found()][:3] == [0.2, 0.02, 0.3]
+
+
 def test_equal_rates_give_the_smallest():
     grid = grid_of("ring", rates=[0.4, 0.1, 0.2])
     assert best_rates(grid, lambda cell: outcome(0.9)) == {"ring": 0.1}
