@@ -32,7 +32,8 @@ JOB.toml:
   seeds = 3                        runs of each strategy, or a list: [1, 2, 3]
   target = 0.95                    report the time to this accuracy on the validation rows
   # samples, seconds or bytes      a budget other than the epochs of [train], the same for all
-  # baseline, margin, limit        see docs/compare.md
+  # rates = [0.01, 0.02, 0.04]     learning rates to try; the validation rows choose one for each strategy
+  # baseline, margin, limit, batch_per_worker, tune_workers        see docs/compare.md
 
 \b
 Examples:
@@ -139,7 +140,7 @@ def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | Non
         return
     advice, written = write_report(study, again)
     click.echo(spoken(study, advice, quiet), nl=False)
-    if failed := sum(bool(outcome.get("error")) for outcome in study.found().values()):
+    if failed := study.failed():
         say(f"{counted(failed, 'run')} failed. Their output is in {folder / 'failed'}. The same command tries them again")
     say(f"report: {written}")
     if failed or not any(each.choice for each in advice):

@@ -45,7 +45,9 @@ def advise(grid: Grid, found: Mapping[Cell, Mapping[str, Any]], workers: int, si
     warnings = [*_troubles(there), *_budget(grid, there)]
     warnings += [f"{learning_rate(each)}." for each in grid.contenders if not each.settled or at_an_end(each)]
     if choice is None:
-        return Advice(workers, None, ["No strategy has a result for every seed, so none is advised."], warnings, [])
+        references = all(entry.contender.workers for entry in there)
+        why = "Every strategy is a reference" if references else "No strategy has a result for every seed"
+        return Advice(workers, None, [f"{why}, so none is advised."], warnings, [])
     warnings += [*_simulated(grid, simulated), *([] if choice.bytes_count else [ONE_HOST])]
     baseline = next(entry for entry in there if entry.label == grid.baseline)
     against, caveat = _against(choice, baseline), _caveat(grid, there)
@@ -231,7 +233,7 @@ def _troubles(there: list[Entry]) -> list[str]:
         parts = [f"diverged with {_seeds(entry.diverged)}"] if entry.diverged else []
         if entry.failed:
             parts.append(f"failed with {_seeds(tuple(entry.failed))} ({next(iter(entry.failed.values()))})")
-        if entry.missing:
+        if entry.missing and entry.contender.settled:
             parts.append(f"has not been run with {_seeds(entry.missing)}")
         if parts:
             lines.append(f"{entry.label} is left out: it {'; it '.join(parts)}.")

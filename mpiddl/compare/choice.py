@@ -1,8 +1,8 @@
 """Which strategy is advised: by accuracy on the validation rows, then time, bytes and simplicity. Test rows decide nothing.
 
 1. Candidates are the strategies with a result for every seed. A reference, which has a number of workers of its own, is none.
-2. As accurate as the best: at most ``margin`` points below it in the mean, or a difference within noise, of at most 10 times
-   the margin: a strategy that fails with one seed has so wide an interval that anything would be within noise.
+2. As accurate as the best: at most ``margin`` points below it in the mean, or a difference within noise, of at most 5 points:
+   a strategy that fails with one seed has so wide an interval that anything would be within noise.
 3. If some of these reach the target with every seed, only they go on.
 4. As fast as the fastest of these: at most 5 % slower in the mean, a difference within noise, or one below the time between two
    validations. The time is that to the target, or that of training where there is no target. A budget of seconds is no cost.
@@ -22,8 +22,8 @@ from mpiddl.compare.numbers import percent
 from mpiddl.compare.statistics import Entry, Measure, grain, paired, reaching, seconds, sent, validated
 from mpiddl.compare.strategy_texts import complexity
 
-NOISE_MOST = 10
-"""Margins of accuracy that noise can excuse."""
+NOISE_MOST = 5.0
+"""Points of accuracy that noise can excuse."""
 
 CLOSE = 1.05
 """Times and bytes up to so many times the lowest count as equal."""
@@ -110,7 +110,7 @@ def cost_of(grid: Grid, able: list[Entry]) -> Cost:
 def _as_accurate(grid: Grid, entry: Entry, best: Entry) -> bool:
     gap = paired(entry, best, validated)
     assert gap is not None
-    return -gap.value <= (NOISE_MOST * grid.margin if gap.noise else grid.margin)
+    return -gap.value <= (max(NOISE_MOST, grid.margin) if gap.noise else grid.margin)
 
 
 def _as_fast(entry: Entry, fastest: Entry, cost: Cost) -> bool:

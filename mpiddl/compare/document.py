@@ -171,7 +171,7 @@ def _measured(grid: Grid, rows: Sequence[Row], about: Mapping[str, str]) -> list
     blocks: list[Block] = [
         Heading("The strategies"), Table(("strategy", "what it does"), described, words=True), Paragraph(SETTINGS),
         Heading("How it was measured"), Paragraph(TERMS), Paragraph(CHOSEN),
-        Items([step.format(margin=grid.margin, most=NOISE_MOST * grid.margin) for step in STEPS]),
+        Items([step.format(margin=grid.margin, most=max(NOISE_MOST, grid.margin)) for step in STEPS]),
     ]  # fmt: skip
     if tuned := [learning_rate(each) for each in grid.contenders if each.rates]:
         blocks += [Heading("Learning rates", 3), Paragraph(RATES.format(grid.tune_workers)), Items(tuned)]
@@ -199,8 +199,7 @@ def _job(grid: Grid, about: Mapping[str, str]) -> list[tuple[str, str]]:
         settings["optimiser"] = "that of the strategy, otherwise momentum"
     if grid.batch_per_worker:
         settings["batch"] = f"{grid.batch_per_worker} for each worker"
-    speeds = [("speeds of the workers", grid.speeds)] if grid.speeds else []
-    facts = [*speeds, *((name, value) for name, value in about.items() if value != NONE)]
+    facts = [(name, value) for name, value in about.items() if value != NONE]
     return [*((name, _value(settings[name])) for name in names), ("seeds", ", ".join(map(str, grid.seeds))), *facts]
 
 

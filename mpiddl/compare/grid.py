@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, isfinite
+from math import ceil, isfinite, lcm
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,6 @@ KEYS = {
     "rates": "learning rates to try for strategies without a rate of their own; the validation rows choose one for each",
     "tune_workers": "number of workers in the runs that choose the learning rates; by default the first of `workers`",
     "batch_per_worker": "rows of each worker in a step, instead of [train]'s batch of all workers together",
-    "speeds": "of the workers: equal; spread:X, 1 to X times as slow; straggler:X, the last one X times as slow",
     "target": "accuracy on the validation rows, 0 to 1; the time to reach it is reported",
     "baseline": "the strategy that the others are compared with; by default the first",
     "margin": "points of accuracy that count as equal",
@@ -118,7 +117,6 @@ class Grid:
     limit: float
     tune_workers: int
     batch_per_worker: int
-    speeds: str
 
     def cells(self) -> list[Cell]:
         """The cells of settled contenders; all of one seed before those of the next, so that a part can be compared already."""
@@ -149,16 +147,22 @@ class Grid:
         shared = {**self.train, **dict(cell.contender.own)}
         if self.batch_per_worker:
             shared["batch"] = self.batch_per_worker * cell.workers
-        if self.speeds and not cell.contender.workers:
-            shared["slow"] = slow(self.speeds, cell.workers)
         found = {**shared, "strategy": cell.contender.spec, "seed": cell.seed, "shards": self.shards(cell.workers),
                  **self._limits(shared, train_rows)}
         return {"threads": 1, **found}
 
     def shards(self, workers: int) -> int:
-        """A multiple of the number of workers, large enough for ranks that only serve; the same for all strategies."""
+        """A multiple of the number of workers, large enough for ranks that only serve; the same for all strategies.
+
+        Beside a reference, it is a multiple of all numbers of workers: the shards decide which rows are validation rows.
+        """
         if asked := self.train.get("shards"):
             return int(asked)
+        counts = [*self.workers, self.tune_workers, *(each.workers for each in self.contenders if each.workers)]
+        together = lcm(*counts)
+        if any(each.workers for each in self.contenders) and together <= MOST_WORKERS:
+            most = max(count + ranks_beside(each.strategy, count) for count in counts for each in self.contenders)
+            return -(-max(DEFAULT_SHARDS, most) // together) * together
         most = max(workers + ranks_beside(contender.strategy, workers) for contender in self.contenders)
         return -(-max(DEFAULT_SHARDS, most) // workers) * workers
 
@@ -179,21 +183,6 @@ class Grid:
     def shared_job(self) -> Job:
         """The settings that all runs share, resolved."""
         return make_job({"threads": 1, **self.train})
-
-
-def slow(speeds: str, workers: int) -> str:
-    """The setting ``slow`` of a training on so many workers.
-
-    Examples
-    --------
-    >>> slow("equal", 4), slow("spread:4", 4), slow("straggler:8", 4)
-    ('', '0:1,1:2,2:3,3:4', '3:8')
-    """
-    name, _, text = speeds.partition(":")
-    most = float(text or 1)
-    factors = {worker: 1 + (most - 1) * worker / max(workers - 1, 1) for worker in range(workers)}
-    shown = {"equal": {}, "spread": factors, "straggler": {workers - 1: most}}[name]
-    return ",".join(f"{worker}:{factor:g}" for worker, factor in shown.items())
 
 
 def ranks_beside(strategy: Strategy, workers: int) -> int:
@@ -244,16 +233,16 @@ def make_grid(train: Mapping[str, Any], asked: Mapping[str, Any], workers: Seque
     if baseline not in [contender.label for contender in contenders]:
         labels = ", ".join(contender.label for contender in contenders)
         raise UsageError(f"baseline: got {baseline!r}, expected one of {labels}")
-    if max(counts) > MOST_WORKERS:
-        raise UsageError(f"workers: got {max(counts)}, expected at most {MOST_WORKERS}")
-    (tune_workers,) = _counts("tune_workers", asked.get("tune_workers", counts[0]))
-    per_worker = _counts("batch_per_worker", asked["batch_per_worker"])[0] if "batch_per_worker" in asked else 0
-    for name, instead in (("batch", "batch_per_worker"), ("slow", "speeds")):
-        if name in train and instead in asked:
-            raise UsageError(f"{instead}: got a value in [compare] and {name} in [train], expected only one of them")
+    tune_workers = _count("tune_workers", asked.get("tune_workers", counts[0]))
+    per_worker = _count("batch_per_worker", asked["batch_per_worker"]) if "batch_per_worker" in asked else 0
+    if "batch" in train and per_worker:
+        raise UsageError("batch_per_worker: got a value in [compare] and batch in [train], expected only one of them")
+    most = max(*counts, tune_workers, *(each.workers for each in contenders))
+    if most > MOST_WORKERS:
+        raise UsageError(f"workers: got {most}, expected at most {MOST_WORKERS}")
     grid = Grid(train, contenders, counts, _seeds(asked.get("seeds", 3)), _budget(asked), target, baseline,
                 _number("margin", asked.get("margin", 0.5), 0.0, 100.0), _number("limit", asked.get("limit", 3600.0), 1.0, 1e7),
-                tune_workers, per_worker, _speeds(asked.get("speeds", "equal")) if "speeds" in asked else "")
+                tune_workers, per_worker)
     if TUNING_SEED in grid.seeds and any(contender.rates for contender in contenders):
         raise UsageError(f"seeds: got {TUNING_SEED}, expected other seeds, because the learning rates are chosen with this one")
     if (count := len(contenders) * len(counts) * len(grid.seeds) + sum(len(each.rates) for each in contenders)) > MOST_CELLS:
@@ -298,10 +287,8 @@ def _contender(entry: Any, rates: Any) -> Contender:
     label = table.get("label", f"{name} ({told})" if told else name)
     if not isinstance(label, str) or not label.strip() or not label.isprintable():
         raise UsageError(f"label: got {label!r}, expected printable text")
-    workers = _counts("workers", table["workers"]) if "workers" in table else (0,)
-    if len(workers) > 1:
-        raise UsageError(f"workers: got {table['workers']!r} for {name}, expected one whole number")
-    return Contender(label, name, own, () if "rate" in table else _rates(table.get("rates", rates)), *workers)
+    workers = _count("workers", table["workers"]) if "workers" in table else 0
+    return Contender(label, name, own, () if "rate" in table else _rates(table.get("rates", rates)), workers)
 
 
 def _rates(value: Any) -> tuple[float, ...]:
@@ -311,18 +298,6 @@ def _rates(value: Any) -> tuple[float, ...]:
     if len(set(found)) < len(found) or 0 in found:
         raise UsageError(f"rates: got {value!r}, expected numbers above 0, each only once")
     return found
-
-
-def _speeds(value: Any) -> str:
-    name, colon, most = value.partition(":") if isinstance(value, str) else ("", "", "")
-    try:
-        known = value == "equal" or (name in ("spread", "straggler") and colon and 1 <= float(most) < float("inf"))
-    except ValueError:
-        known = False
-    if not known:
-        raise UsageError(f"speeds: got {value!r}, expected equal, spread:X or straggler:X with a factor X of 1 or more, such "
-                         "as spread:4")
-    return str(value)
 
 
 def _counts(name: str, value: Any, least: int = 1) -> tuple[int, ...]:
@@ -335,10 +310,17 @@ def _counts(name: str, value: Any, least: int = 1) -> tuple[int, ...]:
     return tuple(values)
 
 
+def _count(name: str, value: Any) -> int:
+    """One whole number."""
+    if isinstance(value, list):
+        raise UsageError(f"{name}: got {value!r}, expected one whole number")
+    return _counts(name, value)[0]
+
+
 def _seeds(value: Any) -> tuple[int, ...]:
     if isinstance(value, list):
         return _counts("seeds", value, 0)
-    (count,) = _counts("seeds", value)
+    count = _count("seeds", value)
     if count > MOST_SEEDS:
         raise UsageError(f"seeds: got {count}, expected a number of seeds up to {MOST_SEEDS}, or a list of seeds")
     return tuple(range(1, count + 1))

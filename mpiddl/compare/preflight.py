@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddl.compare.backends import Place
-from mpiddl.compare.grid import Cell, Grid
+from mpiddl.compare.grid import TUNING_SEED, Cell, Grid
 from mpiddl.data import Data
 from mpiddl.errors import CommError, UsageError
 from mpiddl.layout import Layout
@@ -48,8 +48,10 @@ def check(grid: Grid, place: Place, search: Sequence[Path]) -> Facts:
     if Layout(data.train.n, 1, 1, job.validation).validation_rows < 1:
         raise UsageError(f"validation: got {job.validation:g}, which selects no row of {data.name}, expected a larger "
                          "share, because compare chooses the strategy on validation rows")  # fmt: skip
-    for cell in grid.with_first_rates().cells():
-        if cell.seed == grid.seeds[0] and cell.workers > 1:  # virtual ranks cannot tell whether one rank can serve itself
+    tuning = [next(iter(grid.tuning(contender).values())) for contender in grid.contenders if contender.rates]
+    for cell in [*tuning, *grid.with_first_rates().cells()]:
+        # Virtual ranks cannot tell whether one rank can serve itself.
+        if cell.seed in (grid.seeds[0], TUNING_SEED) and cell.workers > 1:
             _look(grid, place, cell, facts, data)
     return facts
 

@@ -22,9 +22,13 @@ def main(arguments: Sequence[str]) -> None:
     settings, path, *more = arguments
     if WITH_PARENT in more:
         threading.Thread(target=_until_input_ends, daemon=True).start()
+    from mpiddl.errors import UsageError
     from mpiddl.training.run import train
 
     result = train(quiet=True, **json.loads(Path(settings).read_text(encoding="utf-8")))
+    if result.summary["test_accuracy"] is None:
+        raise UsageError("model: got a model without accuracy, which compare reports, expected one whose gradient returns a "
+                         "Score with `correct`")
     if result.rank == 0:
         aside = Path(path).with_suffix(".part")
         aside.write_text(json.dumps(outcome(result.summary, result.history)), encoding="utf-8")

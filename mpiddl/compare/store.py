@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from mpiddl.errors import UsageError
@@ -27,11 +28,14 @@ from mpiddl.study.journal import Journal
 WANTED = ("wall",)
 """What every line has: how long the run took. In addition it has an ``error``, or the outcome of `mpiddl.compare.run_cell`."""
 
+HOST = {"sent": (int, float), "received": (int, float)}
+PHASES = {"compute": (int, float), "communication": (int, float), "waiting": (int, float)}
 RESULT = {"accuracy": (int, float), "seconds": (int, float), "bytes": (int, float), "samples": (int, float), "curve": (list,)}
 """What every result has, and its types."""
 
-POINT = "accuracy", "seconds", "bytes", "samples", "distance"
-"""What every point of a ``curve`` has."""
+POINT = {"seconds": (int, float), "bytes": (int, float), "samples": (int, float), "accuracy": (int, float, NoneType),
+         "distance": (int, float, NoneType)}  # fmt: skip
+"""What every point of a ``curve`` has, and its types."""
 
 
 class Store:
@@ -96,7 +100,8 @@ class Store:
 
     def find(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """The outcome of a cell, preferably one that did not fail; None if there is none, or none that is complete."""
-        found = [outcome for journal in (self._journal, *self._others.values())
+        journals = {self._journal.path: self._journal, **self._others}  # in an order that is the same for all parts
+        found = [outcome for _, journal in sorted(journals.items())
                  if (outcome := journal.find(settings)) and _whole(outcome)]  # fmt: skip
         return next((outcome for outcome in found if not outcome.get("error")), found[0] if found else None)
 
@@ -156,11 +161,27 @@ def _whole(outcome: Mapping[str, Any]) -> bool:
     """Whether a report can be made of it. The file may have been edited, or written by a version without these figures."""
     if outcome.get("error") or outcome.get("diverged"):
         return True
-    if not all(isinstance(outcome.get(name), kind) for name, kind in RESULT.items()):
+    if not _typed(outcome, RESULT):
         return False
     curve = outcome["curve"]
-    points = bool(curve) and all(isinstance(point, dict) and all(name in point for name in POINT) for point in curve)
-    return points and isinstance(curve[-1]["accuracy"], int | float) and _finite(outcome)
+    points = bool(curve) and all(isinstance(point, dict) and _typed(point, POINT) for point in curve)
+    return points and isinstance(curve[-1]["accuracy"], int | float) and _finite(outcome) and _further(outcome)
+
+
+def _typed(values: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> bool:
+    """Whether all of these are there, and of their types."""
+    return all(name in values and isinstance(values[name], kind) for name, kind in kinds.items())
+
+
+def _further(outcome: Mapping[str, Any]) -> bool:
+    """Whether the figures that some runs have make sense: hosts, phases, staleness."""
+    hosts, phases, late = (outcome.get(name) for name in ("hosts", "phases", "staleness"))
+    return (
+        (not hosts or (isinstance(hosts, list) and all(isinstance(host, dict) and _typed(host, HOST) for host in hosts)))
+        and (not phases or (isinstance(phases, dict) and _typed(phases, PHASES)))
+        and (not late or (isinstance(late, dict) and isinstance(found := late.get("histogram"), dict)
+             and all(delay.isdecimal() and isinstance(count, int) for delay, count in found.items())))
+    )  # fmt: skip
 
 
 def _finite(value: Any) -> bool:

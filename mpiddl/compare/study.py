@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from mpiddl.compare.backends import Place
-from mpiddl.compare.grid import Cell, Grid
+from mpiddl.compare.grid import Cell, Grid, as_plain
 from mpiddl.compare.numbers import counted
 from mpiddl.compare.preflight import Facts
 from mpiddl.compare.processes import Ended, job_over, reason
@@ -76,6 +76,11 @@ class Study:
         """The outcomes of the runs that are over, by cell."""
         outcomes = ((cell, self.store.find(self.key(cell))) for cell in self.grid.cells())
         return {cell: outcome for cell, outcome in outcomes if outcome}
+
+    def failed(self) -> int:
+        """How many runs failed, of those that choose learning rates too."""
+        cells = [*self._tuning((1, 1)), *self.grid.cells()]
+        return sum(bool((self.store.find(self.key(cell)) or {}).get("error")) for cell in cells)
 
     def begin(self, part: tuple[int, int] = (1, 1)) -> None:
         """Report what is done already, and end processes that a killed comparison has left running."""
@@ -143,13 +148,13 @@ class Study:
         if self.place.jobs == 1:
             for cell in cells:
                 self.store.refresh()
-                if self._is_missing(cell):  # another part may have done it meanwhile
+                if self._is_missing(cell):
                     yield cell, self._outcome(cell)
                 else:
                     self._over += 1
             return
         waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
-        done: queue.SimpleQueue[tuple[Cell, dict[str, Any] | BaseException]] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[Cell, dict[str, Any] | BaseException | None]] = queue.SimpleQueue()
         for cell in cells:
             waiting.put(cell)
 
@@ -160,7 +165,7 @@ class Study:
                 except queue.Empty:
                     return
                 try:
-                    done.put((cell, self._outcome(cell)))
+                    done.put((cell, self._outcome(cell) if self._is_missing(cell) else None))
                 except BaseException as error:  # raised in the main thread
                     done.put((cell, error))
 
@@ -172,7 +177,11 @@ class Study:
                 cell, outcome = done.get()
                 if isinstance(outcome, BaseException):
                     raise outcome
-                yield cell, outcome
+                self.store.refresh()
+                if outcome is None:  # another part has done it meanwhile
+                    self._over += 1
+                else:
+                    yield cell, outcome
         finally:
             self._ending.set()
             while any(thread.is_alive() for thread in threads):  # each removes its folder, and may be starting a process
@@ -213,6 +222,8 @@ class Study:
         changes = [f"{name} {train.get(name, 'default')} -> {self.asked.train.get(name, 'default')}"
                    for name in sorted({*train, *self.asked.train}) if train.get(name) != self.asked.train.get(name)]
         budget = None if self.asked.budget is None else list(self.asked.budget)
+        batches = [found.get("batch_per_worker", 0) for found in (before, as_plain(self.asked))]
+        changes += [f"batch_per_worker {batches[0]} -> {batches[1]}"] if batches[0] != batches[1] else []
         changes += [f"budget {before.get('budget')} -> {budget}"] if before.get("budget") != budget else []
         changes += [f"{before.get('place')} -> {self.place.about}"] if before.get("place") != self.place.about else []
         changes += ["the data"] if before.get("data") != self.facts.data else []

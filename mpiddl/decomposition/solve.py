@@ -150,6 +150,8 @@ def solve(comm: Comm, rows: Rows, k: int, *, solver: str = "auto", tol: float = 
 
     task = Task(comm, rows, n, k, columns, tol, center, seed, vr or Settings(), effort, prepared.floor, sparse, files, history)
     operator, ritz = method.solve(task, done)
+    if not (np.isfinite(ritz.vectors).all() and np.isfinite(ritz.values).all()):
+        raise UsageError(f"solver: {choice.solver} returned components that are not finite, expected finite ones")
     result = prepared.undone(_result(ritz, errors, operator, n, choice, effort, history))
     if not comm.bcast(met or operator.trace <= prepared.floor):
         raise ConvergenceError(
@@ -169,6 +171,8 @@ def made(spec: str) -> Solver | None:
     """
     if spec == "auto":
         return None
+    if not isinstance(spec, str):
+        raise UsageError(f"solver: got {spec!r}, expected one of {', '.join(['auto', *SOLVERS])}, or MODULE:CLASS")
     if not is_reference(spec):
         SOLVERS.check(spec, "auto")
     solver = SOLVERS.make(spec)

@@ -56,7 +56,8 @@ def spelled(strategy: Strategy) -> str:
 def registered(strategy: Strategy) -> Any:
     """The object whose class may stand in `STRATEGIES`: the strategy, or the rule that it runs."""
     rule = getattr(strategy, "rule", None)
-    return rule if isinstance(rule, (Strategy, Rule)) else strategy
+    ours = type(strategy).__module__.startswith("mpiddl.strategies.")
+    return rule if ours and isinstance(rule, (Strategy, Rule)) else strategy
 
 
 def reproducible(strategy: Strategy) -> Strategy:

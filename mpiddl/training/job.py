@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import math
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -23,6 +23,9 @@ ALIASES = {"lr": "rate", "learning_rate": "rate", "optimizer": "optimiser", "bat
 """Other names of settings, as users of other packages know them."""
 
 LARGEST = 10**300  # beyond, floats end
+
+SLOWEST = 1e6
+"""Largest factor by which a rank may be slower."""
 
 _UNUSUAL = {entry.rate: [name for name in OPTIMISERS if OPTIMISERS[name].rate == entry.rate] for entry in OPTIMISERS.values()
             if entry.rate != Entry.rate}
@@ -107,7 +110,9 @@ class Job:
                           RANKS, least=0)
     threads: int = setting(0, "BLAS and numba threads per rank (0: number of cores / number of ranks on the node)",
                            RANKS, least=0)
-    slow: str = setting("", "make ranks slower: 3:4 makes rank 3 four times as slow", RANKS, form="RANK:FACTOR,...")
+    slow: str = setting("", "make ranks slower: 3:4 makes rank 3 four times as slow, spread:4 makes the training ranks 1 to 4 "
+                        "times as slow (evenly spread), straggler:8 makes the last of them 8 times as slow", RANKS,
+                        form="RANK:FACTOR,...")
     jitter: float = setting(0.0, "make each step longer by a random share of its time, X on average (0: off)", RANKS, least=0)
     drop: str = setting("", "stop ranks before a step: 3:40 stops rank 3 permanently before step 40, and 3:40:60 stops it "
                         "there for the time of 20 steps", RANKS, form="RANK:STEP[:STEP],...")
@@ -146,19 +151,28 @@ class Job:
         return (self.rate or usual) * (self.batch / self.scale_rate if self.scale_rate else 1.0)
 
 
-def read_slow(text: str) -> dict[int, float]:
-    """``RANK:FACTOR,RANK:FACTOR`` as a mapping.
+def read_slow(text: str, trainers: Sequence[int] = ()) -> dict[int, float]:
+    """``RANK:FACTOR,RANK:FACTOR`` as a mapping; or ``spread:FACTOR`` or ``straggler:FACTOR`` for the ranks that train.
 
     Raises
     ------
     UsageError
-        For anything else, a factor below 1, or a rank that is told twice.
+        For anything else, a factor below 1 or above 10^6, or a rank that is told twice.
 
     Examples
     --------
     >>> read_slow("3:4,5:1.5")
     {3: 4.0, 5: 1.5}
+    >>> read_slow("spread:4", [0, 1, 2]), read_slow("straggler:8", [0, 1, 2]), read_slow("straggler:8", [0])
+    ({0: 1.0, 1: 2.5, 2: 4.0}, {2: 8.0}, {})
     """
+    pattern, _, most = text.partition(":")
+    if pattern in ("spread", "straggler") and "," not in text:
+        largest = read_slow(f"0:{most}")[0]
+        shares = dict.fromkeys(trainers[-1:], 1.0)
+        if pattern == "spread":
+            shares = {rank: index / (len(trainers) - 1 or 1) for index, rank in enumerate(trainers)}
+        return {rank: 1 + share * (largest - 1) for rank, share in shares.items()} if len(trainers) > 1 else {}
     found: dict[int, float] = {}
     for part in filter(None, text.split(",")):
         rank, colon, factor = part.partition(":")
@@ -166,8 +180,9 @@ def read_slow(text: str) -> dict[int, float]:
             number, times = int(rank), float(factor)
         except ValueError:
             number, times = -1, 0.0
-        if not colon or number < 0 or not 1 <= times < float("inf") or number in found:
-            raise UsageError(f"slow: got {part!r}, expected RANK:FACTOR with a factor of 1 or more, such as 3:4, once per rank")
+        if not colon or number < 0 or not 1 <= times <= SLOWEST or number in found:
+            raise UsageError(f"slow: got {part!r}, expected RANK:FACTOR with a factor from 1 to {SLOWEST:g}, such as 3:4, once "
+                             "per rank; or spread:FACTOR or straggler:FACTOR")
         found[number] = times
     return found
 

@@ -1,6 +1,6 @@
 """What the hosts' links carry while ranks train, by the kernel's counters; what is measured between steps is left out.
 
-The payload that a strategy sends is counted once, where it is sent (`mpiddl.transport.base.Meter`). Links carry more: headers,
+The payload that a strategy sends is counted once, where it is sent (`mpiddl.transport.meter.Meter`). Links carry more: headers,
 acknowledgements, what the MPI library sends inside its collectives, and copies where it sends one thing to several hosts.
 """
 

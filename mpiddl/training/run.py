@@ -22,7 +22,7 @@ from mpiddl.training import report
 from mpiddl.training.checkpoint import MODEL, Checkpoint, checksum, step_of
 from mpiddl.training.conditions import Conditions, Pace
 from mpiddl.training.evaluation import Evaluation, evaluate_rows
-from mpiddl.training.job import Job, read_drop, read_slow
+from mpiddl.training.job import read_drop, read_slow
 from mpiddl.training.loop import State, loop
 from mpiddl.training.metrics import Lines, Metrics, Split, finite
 from mpiddl.training.prediction import outputs, predictions, warn_of_scale
@@ -229,7 +229,7 @@ def _run(link: Comm, control: Comm, session: Session) -> Result:
     over = earlier and earlier.manifest.get("finished") and earlier.manifest["index"] >= session.plan.steps
     final = state.params.flat.copy() if over else None
     try:
-        loop(link, session.model, session.optimiser, session.strategy, session.plan, state, watch, _pace(link, session.job))
+        loop(link, session.model, session.optimiser, session.strategy, session.plan, state, watch, _pace(link, session))
         if state.updates > updates and crc32(state.params.flat.data) == before:
             shown.say(f"{state.updates - updates} updates changed no parameter. An optimiser of your own must change params "
                       "in place: params -= ...")
@@ -254,8 +254,9 @@ def _run(link: Comm, control: Comm, session: Session) -> Result:
     return Result(session.model, state.params.views, summary, history, control.rank)
 
 
-def _pace(link: Comm, job: Job) -> Pace | None:
-    conditions = Conditions(read_slow(job.slow), job.jitter, job.seed, read_drop(job.drop))
+def _pace(link: Comm, session: Session) -> Pace | None:
+    job = session.job
+    conditions = Conditions(read_slow(job.slow, session.training_ranks), job.jitter, job.seed, read_drop(job.drop))
     return conditions.pace(link, job.step_seconds) if conditions or link.simulated else None
 
 

@@ -43,7 +43,7 @@ WEIGHTS = 16  # purpose of the generator that draws the initial weights (mpiddl.
 
 @dataclass(frozen=True)
 class Session:
-    """Everything a run needs, ready; see `open_session`."""
+    """Everything a run needs, ready; see `open_session`. ``training_ranks``: those that do not only serve."""
 
     request: Request
     job: Job
@@ -56,6 +56,7 @@ class Session:
     rows: ShardedRows
     test: ShardedRows | None
     about: dict[str, Any]
+    training_ranks: list[int]
     notes: list[str] = field(default_factory=list)
 
     def validation_rows(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -113,7 +114,8 @@ def _prepared(link: Comm, control: Comm, request: Request, folder: Folder | None
                 strategy.note(link, size, dtype))
         notes = [request.spell(note) for note in said if note]
         warm(control, model, optimiser, rows, job, strategy)
-        yield Session(request, job, folder, earlier, model, optimiser, strategy, plan, rows, test, about, notes)
+        trainers = [number for number, placement in enumerate(placements) if not placement.serves]
+        yield Session(request, job, folder, earlier, model, optimiser, strategy, plan, rows, test, about, trainers, notes)
 
 
 def dry_run(control: Comm, request: Request) -> str:
@@ -219,9 +221,12 @@ def _plan(job: Job, placements: list[Placement], rank: int, rows: Any, layout: L
 
 
 def _meet(job: Job, plan: Plan, folder: Folder | None) -> int:
-    """Steps between two meetings of ranks that are not in lockstep: those between two checkpoints or validations, or an
-    epoch's."""
-    return job.checkpoint_every or job.validate_every or plan.steps_per_epoch if folder or job.validation else 0
+    """Steps between two meetings of ranks that are not in lockstep, where they validate, write a checkpoint, and check a limit
+    of bytes: as often as the most frequent of these asks for."""
+    epoch = plan.steps_per_epoch
+    wanted = [job.checkpoint_every or epoch] if folder else []
+    wanted += [job.validate_every or epoch] if job.validation else []
+    return min([*wanted, *([epoch] if job.max_bytes else [])]) if wanted else 0
 
 
 def _shares_note(layout: Layout, placements: list[Placement], trainers: int, earlier: Path | None) -> str:

@@ -137,7 +137,8 @@ class Watch:
         This happens after asynchronous runs, and after a limit of time or bytes between two validations. A run that can be
         resumed is not validated in the second case: it continues as if it had not been stopped.
         """
-        amid = bool(self.ended) and not self.checkpoints and state.index % self._validate_every > 0
+        amid = (bool(self.ended) and not self.checkpoints and state.index % self._validate_every > 0
+                and state.index < self.plan.steps)
         if amid or not self.strategy.lockstep:
             with self.metrics.aside():
                 self._validated(state, finished=True)

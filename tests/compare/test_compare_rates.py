@@ -11,14 +11,14 @@ from mpiddl.cli import main
 from mpiddl.compare.advice import advise
 from mpiddl.compare.backends import Simulated
 from mpiddl.compare.choice import choose
-from mpiddl.compare.grid import TUNING_SEED, make_grid, slow
+from mpiddl.compare.grid import TUNING_SEED, make_grid
 from mpiddl.compare.preflight import check
 from mpiddl.compare.processes import Ended
 from mpiddl.compare.statistics import best_rates, entries
 from mpiddl.compare.store import Store
 from mpiddl.compare.strategy_texts import learning_rate
 from mpiddl.compare.study import Study
-from mpiddl.training.job import read_slow
+from mpiddl.compare.writing import remember
 from mpiddl.training.watch import DIVERGED
 
 pytestmark = pytest.mark.no_mpi
@@ -70,6 +70,7 @@ def test_a_rate_that_diverges_is_not_chosen_and_one_that_fails_is_tried_again(tm
     made = compared(tmp_path, grid, Told(ends))
     assert not made.found() and not any(contender.settled for contender in made.grid.contenders)
     advice = advise(made.grid, made.found(), 2, True)
+    assert made.failed() == 2 and not any("has not been run" in text for text in advice.warnings)
     assert advice.choice is None and any("ring: no learning rate of 3 from 0.1 to 0.4" in text for text in advice.warnings)
     second = Told(best_at(0.2))
     made = compared(tmp_path, grid, second)
@@ -105,6 +106,9 @@ def test_a_reference_stands_beside_all_and_is_not_advised():
     grid = grid_of("ring", {"strategy": "alone", "workers": 1}, workers=[2, 4], baseline="alone (workers=1)")
     found = {cell: outcome(0.99 if cell.workers == 1 else 0.8) for cell in grid.cells()}
     assert len(found) == 3 * (2 + 1)
+    alone = grid_of({"strategy": "alone", "workers": 1})
+    assert "Every strategy is a reference" in advise(alone, found, 2, True).verdict[0]
+    assert "only strategy compared" in advise(grid, found, 2, True).verdict[1]
     for workers in grid.workers:
         there = entries(grid, found, workers)
         assert [len(entry.good) for entry in there] == [3, 3] and choose(grid, there, True).taken.label == "ring"
@@ -134,15 +138,45 @@ def test_the_parts_of_a_comparison_share_the_runs_that_choose_rates(tmp_path):
     assert second == [(0.2, 0), (0.4, 0), (0.1, 0), (0.2, 2), (0.2, 4)]  # 0.1 was on its way
 
 
+def test_all_parts_choose_the_same_rate_where_they_ran_the_same_cell_twice(tmp_path):
+    """Real runs differ in the last bits. Each part took its own outcome."""
+    grid, said = grid_of("ring", rates=RATES), []
+    for part, best in ((1, 0.1), (2, 0.4)):
+        store = Store(tmp_path / "out", (part, 2), said.append)
+        store.take()
+        study = Study(grid, Told(best_at(best)), store, FACTS, said.append)
+        for cell in grid.tuning(grid.contenders[0]).values():
+            store.add(study.key(cell), outcome(0.9 - abs(rate_of(cell) - best)))
+        store.close()
+    for part in ((1, 2), (2, 2), (1, 1)):
+        chosen = Study(grid, Told(), Store(tmp_path / "out", part, said.append), FACTS, said.append).grid
+        assert [dict(each.own)["rate"] for each in chosen.contenders] == [0.1]
+
+
+def test_another_batch_in_the_same_folder_is_told(tmp_path):
+    said = []
+    for batch in (16, 32):
+        remember(compared(tmp_path, grid_of("ring", batch_per_worker=batch), Told(), said.append))
+    assert any("batch_per_worker 16 -> 32" in text for text in said)
+
+
 def test_conditions_follow_the_number_of_workers():
     grid = make_grid(TRAIN, {"strategies": ["ring", {"strategy": "alone", "workers": 1}], "workers": [2, 4], "seeds": 1,
-                             "batch_per_worker": 8, "speeds": "spread:4", "samples": 1000})  # fmt: skip
+                             "batch_per_worker": 8, "samples": 1000})  # fmt: skip
     ring, alone, more = (grid.settings(cell, 1000) for cell in grid.cells())
-    assert (ring["batch"], ring["slow"], ring["max_steps"]) == (16, "0:1,1:4", 63)
-    assert (more["batch"], more["slow"], more["max_steps"]) == (32, "0:1,1:2,2:3,3:4", 32)
-    assert (alone["batch"], "slow" in alone) == (8, False)
-    assert slow("straggler:8", 3) == "2:8" and slow("equal", 3) == "" and slow("spread:4", 1) == "0:1"
-    assert read_slow(slow("spread:2.5", 7))[6] == 2.5
+    assert (ring["batch"], ring["max_steps"]) == (16, 63) and (more["batch"], more["max_steps"]) == (32, 32)
+    assert alone["batch"] == 8
+
+
+def test_a_reference_has_the_validation_rows_of_the_others():
+    """They depend on the shards."""
+    alone = {"strategy": "alone", "workers": 1}
+    for workers in ([12], [4, 8, 16, 32], [3, 5]):
+        grid = grid_of("two-step", "asgd", alone, workers=workers, tune_workers=workers[0])
+        shards = {grid.settings(cell, 1000)["shards"] for cell in grid.cells()}
+        (count,) = shards
+        assert all(count % each == 0 and count > each for each in workers)
+    assert grid_of("two-step", alone, workers=[1021, 1019]).shards(1019) == 1019  # no count for all of them
 
 
 def test_mistakes_are_found_before_rates_are_tried():
@@ -153,9 +187,8 @@ def test_mistakes_are_found_before_rates_are_tried():
 
 def test_a_comparison_with_rates_from_the_command_line(tmp_path, capsys):
     file = tmp_path / "job.toml"
-    file.write_text('[train]\nepochs = 1\nhidden = [8]\n[compare]\nworkers = 2\nseeds = 1\nrates = [1e-6, 0.05]\n'
-                    'batch_per_worker = 32\nspeeds = "straggler:8"\n'
-                    'strategies = ["ring", {strategy = "alone", workers = 1}]\n')
+    file.write_text('[train]\nepochs = 1\nhidden = [8]\nslow = "straggler:8"\n[compare]\nworkers = 2\nseeds = 1\n'
+                    'rates = [1e-6, 0.05]\nbatch_per_worker = 32\nstrategies = ["ring", {strategy = "alone", workers = 1}]\n')
     words = ["compare", str(file), "--simulate", "--jobs", "2", "--out", str(tmp_path / "out")]
     for _ in range(2):
         with pytest.raises(SystemExit) as ended:

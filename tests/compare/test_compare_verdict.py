@@ -280,6 +280,21 @@ def test_figures_that_are_not_finite_are_run_again(tmp_path, name, value):
     assert [cell.seed for cell in again.done] == [2] and write_report(made, "")[0][0].choice == "two-step"
 
 
+@pytest.mark.parametrize("change", [
+    {"hosts": 5}, {"hosts": [{"sent": "much", "received": 1}]}, {"phases": {"a": 1}}, {"phases": [1]}, {"staleness": [1]},
+    {"staleness": {"histogram": {"one": 1}}}, {"staleness": {"histogram": {"1": "two"}}},
+    {"curve": [{"samples": 1, "seconds": "1", "bytes": 1, "accuracy": 0.5, "distance": 0.0}]},
+    {"curve": [{"samples": 1, "seconds": 1, "bytes": 1, "accuracy": "0.5", "distance": 0.0}]},
+    {"curve": [{"samples": 1, "seconds": 1, "bytes": 1, "accuracy": 0.5, "distance": []}]},
+])  # fmt: skip
+def test_damaged_figures_are_run_again(tmp_path, change):
+    grid = grid_of("two-step", "asgd")
+    compared(tmp_path, grid, Told(lambda cell: outcome(**change) if cell.seed == 2 else None))
+    again = Told()
+    made = compared(tmp_path, grid, again)
+    assert [cell.seed for cell in again.done] == [2, 2] and write_report(made, "")[0][0].choice
+
+
 def test_runs_of_a_version_without_a_validation_are_run_again(tmp_path):
     grid = grid_of("two-step")
     compared(tmp_path, grid, Told(lambda cell: outcome(curve=[]) if cell.seed == 1 else None))

@@ -20,6 +20,7 @@ from mpiddl.cli import main
 from mpiddl.data.matrix import open_matrix
 from mpiddl.decomposition.plots import draw
 from mpiddl.decomposition.run import decompose_file
+from mpiddl.decomposition.solvers import Covariance, Ritz, Solver
 from mpiddl.errors import ConvergenceError, DataError, UsageError
 from mpiddl.transport import virtual
 
@@ -311,7 +312,25 @@ def test_a_solver_of_ones_own(tmp_path, monkeypatch):
     assert made["explained_variance"] == pytest.approx(np.linalg.eigvalsh(np.cov(x.T))[:-3:-1], rel=1e-6)
 
 
+class Broken(Solver):
+    """Finds nothing that is a number."""
+
+    def solve(self, task, done):
+        covariance = Covariance(task.comm, task.rows, np.zeros(task.rows.d))
+        vectors = np.eye(task.rows.d)[:, : task.k]
+        image = covariance.apply(vectors)
+        return covariance, Ritz(np.ones(task.k), vectors * np.nan, image, np.eye(task.k))
+
+
+class Lazy(Solver):
+    """Has no method at all."""
+
+
 @pytest.mark.parametrize(("solver", "said"), [
+    (f"{__name__}:Broken", "returned components that are not finite"),
+    (f"{__name__}:Lazy", "could not be created (TypeError: Can't instantiate abstract class Lazy"),
+    (None, "solver: got None, expected one of auto, gram"),
+    (3, "solver: got 3, expected one of auto, gram"),
     ("own_solver:np", "solver: got module, expected a class derived from mpiddl.decomposition.solvers.base.Solver"),
     ("own_solver:main", "solver: got NoneType, expected a class derived from"),
     ("krylov:depth=3", "solver krylov: got 'depth=3', expected no parameters"),

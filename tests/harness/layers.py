@@ -46,7 +46,7 @@ transport.mpi transport.virtual  | two transports: MPI, and virtual ranks in one
 transport                        | agreement of ranks, clocks, memory that ranks share
 transport.comm                   | the communicator on any transport: counts bytes and seconds, handles failures
 transport.messages               | collectives made of messages
-transport.base                   | what a transport must offer: ten members; what it may offer beyond that
+transport.base                   | what a transport must offer: eight members; what it may offer beyond that
 transport.meter transport.in_flight transport.uncaught | bytes and seconds; work in flight; errors printed once
 memory layout registry testbed   | flat buffers; virtual shards; built-in classes by name; a cluster on one machine
 user_code                        | a user's own classes by name

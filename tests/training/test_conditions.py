@@ -163,10 +163,22 @@ def test_a_slow_rank_sleeps(comm):
     assert all(seconds > 8 * 0.02 for seconds in computed)
 
 
-@pytest.mark.parametrize("text", ["3", "3:", ":2", "3:0.5", "3:nan", "3:inf", "-1:2", "1:2,1:3", "a:2", "1.5:2"])
+@pytest.mark.parametrize("text", ["3", "3:", ":2", "3:0.5", "3:nan", "3:inf", "-1:2", "1:2,1:3", "a:2", "1.5:2", "3:1e7",
+                                  "spread", "spread:", "spread:0.5", "straggler:x", "spread:4,1:2", "equal:3"])  # fmt: skip
 def test_slow_ranks_that_make_no_sense(text):
     with pytest.raises(UsageError, match=r"slow: got .* expected RANK:FACTOR"):
         read_slow(text)
+
+
+def test_the_last_rank_that_trains_is_the_straggler():
+    """Also beside a rank that only serves; nobody is one alone."""
+    def times(**settings):
+        settings = {**JOB, "simulate": 3, "slow": "straggler:8", "max_steps": 6, **settings}
+        return [round(split["compute"]) for split in mpiddl.train("mlp", "digits", **settings).summary["per_rank"]]
+
+    assert times() == [6, 6, 48] and times(strategy="asgd:communication=two-sided")[2] == 0
+    alone = mpiddl.train("mlp", "digits", **{**JOB, "simulate": 1, "slow": "spread:8", "max_steps": 6}).summary
+    assert alone["seconds"] == pytest.approx(6)
 
 
 @pytest.mark.mpi

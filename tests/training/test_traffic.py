@@ -43,6 +43,24 @@ def test_validations_every_so_many_steps(strategy):
 
 
 @pytest.mark.no_mpi
+@pytest.mark.parametrize(("settings", "checkpoints", "steps"), [
+    ({"validate_every": 10**9}, 3, [21, 42, 63]),  # checkpoints are written after each epoch, and the ranks meet for them
+    ({"validate_every": 5, "checkpoint_every": 20}, 4, None),
+])  # fmt: skip
+def test_ranks_at_their_own_pace_meet_as_often_as_checkpoints_and_validations_ask_for(tmp_path, settings, checkpoints, steps):
+    lines, _ = validations("asgd", rate=0.01, out=tmp_path, keep=99, **settings)
+    found = [round(21 * line["epoch"]) for line in lines]
+    assert found == (steps or [*range(5, 61, 5), 63])
+    assert len(list((tmp_path / "checkpoints").iterdir())) >= checkpoints
+
+
+@pytest.mark.no_mpi
+def test_the_last_validation_is_not_made_twice():
+    lines, result = validations("allreduce", rate=0.01, epochs=1, validate_every=4, max_seconds=20.5)
+    assert [line["step"] for line in lines] == [4, 8, 12, 16, 20, 21] and result.summary["ended"]
+
+
+@pytest.mark.no_mpi
 def test_a_target_between_two_epochs_ends_the_run():
     lines, result = validations("allreduce", rate=0.1, validate_every=5, target_accuracy=0.8)
     assert lines[-1]["validation_accuracy"] >= 0.8 > lines[-2]["validation_accuracy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -53,7 +54,7 @@ class Task:
     history: list[Moment]
 
 
-class Solver:
+class Solver(ABC):
     """Base class of all solvers. A solver is made without arguments, and has no state.
 
     sparse, files : it takes sparse rows, and rows in files.
@@ -66,10 +67,10 @@ class Solver:
     compiled = False
     slow = False
 
+    @abstractmethod
     def solve(self, task: Task, done: Enough) -> tuple[Covariance, Ritz]:
         """Return the covariance of all rows, and at least ``task.k`` eigenpairs. Collective.
 
         ``done(ritz, missed, believed)`` is asked after each pass. It returns whether that is enough; ``missed`` (k,) is what
         the components miss of variance, by estimate, and ``believed`` whether that is to be believed.
         """
-        raise NotImplementedError

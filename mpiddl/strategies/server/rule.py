@@ -6,6 +6,7 @@ A rule is a value. `mpiddl.strategies.server.parameter_server` runs any rule, on
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,6 +18,10 @@ from mpiddl.errors import UsageError
 from mpiddl.strategies.server.push import Push
 
 AUTO, ONE_SIDED, TWO_SIDED = COMMUNICATION = "auto", "one-sided", "two-sided"
+
+TAKEN = ("params", "version", "pulled", "counts", "left", "delays", "met", "told", "held", "here", "begun", "seen", "before",
+         "moments", "sums", "over", "serves")
+"""Names of what servers keep themselves."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,9 @@ class Rule:
     optimisers: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        if not {"servers", "communication"} <= inspect.signature(type(self)).parameters.keys():
+            raise UsageError(f"rule: got {type(self).__name__} with a constructor of its own, expected a dataclass whose "
+                             "fields are its parameters")
         if self.servers < 0:
             raise UsageError(f"servers: got {self.servers}, expected 1 or more, or 0 for an automatic choice")
         if self.communication not in COMMUNICATION:
@@ -61,6 +69,15 @@ class Rule:
     def arrays(self, workers: int, like: np.ndarray, layers: int) -> dict[str, Any]:
         """Arrays that `update` keeps for a shard, beside the parameters; ``layers`` of the whole model."""
         return {}
+
+    def checked_arrays(self, workers: int, like: np.ndarray, layers: int) -> dict[str, np.ndarray]:
+        """The same, or a `UsageError` for anything else than arrays under names of their own."""
+        found = self.arrays(workers, like, layers)
+        for name, array in found.items():
+            if not isinstance(array, np.ndarray) or name in TAKEN or name.startswith("moment."):
+                raise UsageError(f"rule {type(self).__name__}: arrays: got {name!r} of type {type(array).__name__}, expected "
+                                 f"numpy arrays under other names than {', '.join(TAKEN)} and moment.*")
+        return found
 
     def layer_sums(self, grad: np.ndarray, layers: Sequence[slice]) -> np.ndarray:
         """What a worker sends with a gradient: the sum of its magnitudes over each layer, float64, or nothing."""

@@ -80,7 +80,7 @@ class TwoSided(Strategy):
             "before": np.tile(shard, (workers, 1)),
             "moments": {name: np.tile(moment, (owners, 1)) for name, moment in moments.items()},
             "sums": np.zeros((workers, len(replica.layers) if self.rule.sums_layers else 0)),
-            **self.rule.arrays(workers, shard, len(replica.layers)),
+            **self.rule.checked_arrays(workers, shard, len(replica.layers)),
         }  # fmt: skip
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
