@@ -2,7 +2,7 @@
 
 A transport moves messages between ranks: `Transport`, of which eight members have to be written. `mpiddl.transport.comm.Comm`
 makes a communicator of any transport: it counts bytes and seconds, and handles failures. A transport may also have
-capabilities, which are base classes here: `Collectives` of its own library, `Processes`, and `mpiddl.transport.comm.NodeMemory`.
+capabilities, which are base classes: `Collectives` of its own library, `Processes`, and `mpiddl.transport.comm.NodeMemory`.
 Where a transport has none of them, `Comm` does without: collectives are made of messages (`mpiddl.transport.messages`), and
 each rank is a node of its own.
 

@@ -70,14 +70,12 @@ class Rule:
         """Arrays that `update` keeps for a shard, beside the parameters; ``layers`` of the whole model."""
         return {}
 
-    def checked_arrays(self, workers: int, like: np.ndarray, layers: int) -> dict[str, np.ndarray]:
-        """The same, or a `UsageError` for anything else than arrays under names of their own."""
-        found = self.arrays(workers, like, layers)
-        for name, array in found.items():
+    def check_arrays(self, workers: int, like: np.ndarray, layers: int) -> None:
+        """Raise a `UsageError` for anything else than arrays under names of their own. Called on all ranks."""
+        for name, array in self.arrays(workers, like, layers).items():
             if not isinstance(array, np.ndarray) or name in TAKEN or name.startswith("moment."):
                 raise UsageError(f"rule {type(self).__name__}: arrays: got {name!r} of type {type(array).__name__}, expected "
                                  f"numpy arrays under other names than {', '.join(TAKEN)} and moment.*")
-        return found
 
     def layer_sums(self, grad: np.ndarray, layers: Sequence[slice]) -> np.ndarray:
         """What a worker sends with a gradient: the sum of its magnitudes over each layer, float64, or nothing."""

@@ -100,7 +100,7 @@ def _contents(rule: Rule, replica: Replica, workers: int, span: tuple[int, int])
     """Initial contents of a shard."""
     part = slice(*span)
     moments = {} if rule.own_moments else {f"{MOMENT}{name}": moment[part] for name, moment in replica.moments.items()}
-    return {PARAMS: replica.params[part], **moments, **rule.checked_arrays(workers, replica.params[part], len(replica.layers))}
+    return {PARAMS: replica.params[part], **moments, **rule.arrays(workers, replica.params[part], len(replica.layers))}
 
 
 def _whole_lines(nbytes: int) -> int:

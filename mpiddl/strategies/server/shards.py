@@ -57,6 +57,7 @@ class Store:
     def __init__(self, comm: Comm, rule: Rule, replica: Replica, saved: dict[str, Any] | None = None,
                  limit_s: float = float("inf")):
         self._comm, self._parts, self.freed = comm, (rule, replica), False
+        rule.check_arrays(comm.size, replica.params[:1], len(replica.layers))
         self.spans = [block_bounds(replica.params.size, rule.servers, number) for number in range(rule.servers)]
         near, servers = neighbours(comm), range(comm.size - rule.servers, comm.size)
         node = near.topology.nodes[near.topology.node(comm.rank)]

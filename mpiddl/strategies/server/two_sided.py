@@ -68,6 +68,7 @@ class TwoSided(Strategy):
     def init(self, comm: Comm, replica: Replica) -> Any:
         workers = comm.size - self.rule.serving
         self.rule.check_size(replica.params.size)
+        self.rule.check_arrays(workers, replica.params[:1], len(replica.layers))
         if comm.rank < workers:
             return {"over": False}
         begin, end = self._shard(comm, replica, comm.rank - workers)
@@ -80,7 +81,7 @@ class TwoSided(Strategy):
             "before": np.tile(shard, (workers, 1)),
             "moments": {name: np.tile(moment, (owners, 1)) for name, moment in moments.items()},
             "sums": np.zeros((workers, len(replica.layers) if self.rule.sums_layers else 0)),
-            **self.rule.checked_arrays(workers, shard, len(replica.layers)),
+            **self.rule.arrays(workers, shard, len(replica.layers)),
         }  # fmt: skip
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
