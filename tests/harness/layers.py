@@ -38,6 +38,7 @@ strategies.server                | parameter servers: shards and their transport
 strategies.chain                 | several strategies, one after the other
 strategies.base                  | the interface of a strategy
 models optim data                | pure functions of arrays; files to rows. No MPI
+coding                           | which workers compute which blocks; codes. Pure functions, no MPI
 collectives                      | all-reduce and the other collectives, one algorithm a file
 tuning                           | which algorithm for which size: rule, table, choice
 progress                         | operations under way, and the thread that advances them
