@@ -1,4 +1,4 @@
-"""SipHash-2-4: a 64-bit tag of a message, which nobody can make or check without the key.
+"""SipHash-2-4: a 64-bit tag of a message. Only a program that has the key can compute it.
 
 Cost: about a byte a cycle. Source: J.-P. Aumasson, D. J. Bernstein, SipHash: a fast short-input PRF, INDOCRYPT 2012,
 doi:10.1007/978-3-642-34931-7_28; the test vectors are those of appendix A and of the reference implementation.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.training.run import train
-from mpiddl.transport.mpi import MpiComm, connect, failing_together
+from mpiddl.transport.mpi import MpiComm, world
 
 
 def run(env: Any, data: str, hidden: tuple[int, ...], steps: int, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -21,11 +21,8 @@ def run(env: Any, data: str, hidden: tuple[int, ...], steps: int, dtypes: tuple[
     -------------
     Collective over ``COMM_WORLD``: the training runs, one after the other.
     """
-    link = connect(env=env)
-    with failing_together(link):
-        rows = _rows(link, data, hidden, steps, dtypes)
-    link.Free()
-    return rows
+    with world(env) as link:
+        return _rows(link, data, hidden, steps, dtypes)
 
 
 def _rows(link: MpiComm, data: str, hidden: tuple[int, ...], steps: int, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from mpiddl.node.topology import Neighbours, neighbours
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.study.limits import HEADERS, free_memory, memory_limit, wire_limit
 from mpiddl.testbed.plan import read_rate
-from mpiddl.transport.mpi import MpiComm, connect, failing_together
+from mpiddl.transport.mpi import MpiComm, world
 
 SIZES = (16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20)
 COPIES = 8  # arrays of a rank at most: inputs, results, those of the limit, the library's own
@@ -62,15 +62,12 @@ def run(name: str, env: Any, sizes: Sequence[int] = SIZES, dtype: str = "float32
     Collective over ``COMM_WORLD``.
     """
     kind, bits = _dtype(dtype), read_rate(rate)
-    link = connect(env=env)
-    with failing_together(link):
+    with world(env) as link:
         check_memory(link, max(sizes))
         with rivals(link, CALLED[name]) as settings:
             libraries = {LIBRARY: link.raw} | {f"{LIBRARY}, {setting}": raw for setting, raw in settings.items()}
             rows = [row for size in sizes for row in _case(link, name, size, kind, seconds, bits, libraries)]
-    rank = link.rank
-    link.Free()
-    return [] if rank else rows
+        return [] if link.rank else rows
 
 
 def _dtype(name: str) -> np.dtype:

@@ -29,7 +29,7 @@ from mpiddl.node.topology import neighbours
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import Op
-from mpiddl.transport.mpi import Intracomm, MpiComm, connect, failing_together
+from mpiddl.transport.mpi import Intracomm, MpiComm, world
 from mpiddl.tuning import Entry, Table, add_to_table, check_table, chooser
 from mpiddl.tuning.place import place_of
 from mpiddl.tuning.rule import LIBRARY, UNFUSED, candidates
@@ -71,16 +71,13 @@ def run(env: Any, calls: Sequence[str], sizes: Sequence[int] = SIZES, seconds: f
     -------------
     Collective over ``COMM_WORLD``.
     """
-    link = connect(env=env)
-    with failing_together(link):
+    with world(env) as link:
         check_memory(link, max(sizes))
         from mpiddl.communicator import Communicator
 
         comm = Communicator(link.raw, table)
         rows = [row for call in calls for row in _rows(link, comm, call, sizes, seconds, dtype, op, everything)]
-    rank = link.rank
-    link.Free()
-    return [] if rank else rows
+        return [] if link.rank else rows
 
 
 def tune(env: Any, path: Path, calls: Sequence[str], sizes: Sequence[int] = TUNED, seconds: float = 1.0,
@@ -96,8 +93,7 @@ def tune(env: Any, path: Path, calls: Sequence[str], sizes: Sequence[int] = TUNE
     -------------
     Collective over ``COMM_WORLD``.
     """
-    link = connect(env=env)
-    with failing_together(link):
+    with world(env) as link:
         check_memory(link, max(sizes))
         with agreed(link):
             if link.rank == 0:
@@ -114,18 +110,13 @@ def tune(env: Any, path: Path, calls: Sequence[str], sizes: Sequence[int] = TUNE
         with agreed(link):
             if link.rank == 0:
                 table = add_to_table(path, entries)
-    rank = link.rank
-    link.Free()
-    return None if rank else table
+        return None if link.rank else table
 
 
 def describe(env: Any, path: Path | None, calls: Sequence[str], sizes: Sequence[int]) -> str:
     """What is chosen here for every call and size, and why; on rank 0, elsewhere nothing. Collective over ``COMM_WORLD``."""
-    link = connect(env=env)
-    with failing_together(link):
-        choice = chooser(link, env, path)
-    rank = link.rank
-    link.Free()
+    with world(env) as link:
+        choice, rank = chooser(link, env, path), link.rank
     lines = [f"{' ' * 8}{field}: {value}" for field, value in choice.place._asdict().items()]
     for call in calls:
         lines += [f"{call} {size_text(size)}: {choice.choose(call, size)}" for size in _sizes(call, sizes)]

@@ -29,7 +29,7 @@ from mpiddl.study.output import Rows
 from mpiddl.training.loop import Plan, State, applying, loop
 from mpiddl.transport.base import IN_PLACE
 from mpiddl.transport.comm import Comm
-from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.mpi import world
 
 RATE, MOMENTUM = 1e-4, 0.9
 COMPUTING, EXCHANGE, SYNCHRONOUS, BOUND = "computing alone", "communication alone", "synchronous", "bound"
@@ -73,16 +73,13 @@ def run(env: Any, hidden: Sequence[int], batches: Sequence[int], strategies: Seq
     for name, strategy in found.items():
         if not strategy.lockstep:
             raise UsageError(f"strategy: got {name!r}, expected a synchronous strategy, such as delayed:delay=1")
-    link = connect(env=env)
-    with failing_together(link):
+    with world(env) as link:
         if link.size == 1:
             raise UsageError(f"bench delayed: got 1 rank, expected 2 or more: {more_ranks(env, 'bench delayed')}")
         for strategy in found.values():
             strategy.check(link.size)
         rows = [row for batch in batches for row in _case(link, (784, *hidden, 10), batch, found, steps, seconds)]
-    rank = link.rank
-    link.Free()
-    return [] if rank else rows
+        return [] if link.rank else rows
 
 
 def _case(comm: Comm, sizes: tuple[int, ...], batch: int, strategies: dict[str, Strategy], steps: int,

@@ -20,7 +20,7 @@ from mpiddl.errors import MpiddlError
 from mpiddl.machine.clock import now
 from mpiddl.node.topology import neighbours
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
-from mpiddl.transport.mpi import MpiComm, connect, failing_together
+from mpiddl.transport.mpi import MpiComm, world
 from mpiddl.transport.start import load_mpi
 
 SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
@@ -40,8 +40,7 @@ def run(env: Any, requests: Sequence[int] = (1, 8), sizes: Sequence[int] = SIZES
     -------------
     Collective over ``COMM_WORLD``.
     """
-    link = connect(env=env)
-    with failing_together(link):
+    with world(env) as link:
         check_memory(link, max(sizes) * max(requests))
         from mpiddl.communicator import Communicator
 
@@ -54,9 +53,7 @@ def run(env: Any, requests: Sequence[int] = (1, 8), sizes: Sequence[int] = SIZES
             rows += [row for count in requests for row in _case(link, comms, count, size, seconds)]
             thread.Free()
         ours.Free()
-    rank = link.rank
-    link.Free()
-    return [] if rank else rows
+        return [] if link.rank else rows
 
 
 def _case(link: MpiComm, comms: dict[str, Any], count: int, size: int, seconds: float) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ from mpiddl.strategies.synchronous.auto import BUCKET_BYTES
 from mpiddl.strategies.synchronous.overlap_schedule import Overlap, ideal, lengths, schedule
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.transport.comm import Comm
-from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.mpi import world
 
 RATE, MOMENTUM = 1e-4, 0.9
 COMPUTING, EXCHANGE, AFTER, DURING = "computing alone", "communication alone", "one after the other", "overlapped"
@@ -59,14 +59,11 @@ def run(env: Any, hidden: Sequence[int], batch: int, seconds: float, bucket_byte
     -------------
     Collective over ``COMM_WORLD``.
     """
-    link = connect(env=env)
-    with failing_together(link):
+    with world(env) as link:
         if link.size == 1:
             raise UsageError(f"bench overlap: got 1 rank, expected 2 or more: {more_ranks(env, 'bench overlap')}")
         found = _measured(link, (784, *hidden, 10), batch, seconds, bucket_bytes)
-    rank = link.rank
-    link.Free()
-    return {} if rank else found
+        return {} if link.rank else found
 
 
 class Bench:

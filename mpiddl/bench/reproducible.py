@@ -16,7 +16,7 @@ from mpiddl.training.request import Request
 from mpiddl.training.run import train
 from mpiddl.training.session import open_session, starting_state
 from mpiddl.transport.comm import Comm
-from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.mpi import world
 
 STEPS = 20
 """A sample is the mean of so many: what a loop sets up at its beginning is then a small part of it."""
@@ -30,19 +30,17 @@ def run(env: Any, data: str, hidden: tuple[int, ...], batch: int, shards: int, s
     -------------
     Collective over ``COMM_WORLD``: what the training runs send.
     """
-    link = connect(env=env)
     job: dict[str, Any] = {"data": data, "hidden": hidden, "batch": batch, "shards": shards, "strategy": strategy,
                            "epochs": 1_000_000, "schedule": "constant", "threads": 1}
-    with failing_together(link), ExitStack() as open_runs:
+    with world(env) as link:
         ways = {strategy: False, "reproducible": True}
-        contenders = {name: Contender(open_runs.enter_context(_steps(link, {**job, "reproducible": mode})))
-                      for name, mode in ways.items()}
-        take_turns(link, contenders, seconds)
-        trained = train(comm=link, quiet=True, **{**job, "reproducible": True, "max_steps": steps})
-    rows = list(_rows(link.size, job, steps, contenders, trained.summary["checkpoint_sha256"]))
-    rank = link.rank
-    link.Free()
-    return [] if rank else rows
+        with ExitStack() as open_runs:
+            contenders = {name: Contender(open_runs.enter_context(_steps(link, {**job, "reproducible": mode})))
+                          for name, mode in ways.items()}
+            take_turns(link, contenders, seconds)
+            trained = train(comm=link, quiet=True, **{**job, "reproducible": True, "max_steps": steps})
+        rows = list(_rows(link.size, job, steps, contenders, trained.summary["checkpoint_sha256"]))
+        return [] if link.rank else rows
 
 
 @contextmanager

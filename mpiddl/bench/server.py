@@ -28,7 +28,7 @@ from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.study.limits import HEADERS
 from mpiddl.testbed.plan import read_rate
 from mpiddl.transport.comm import Comm
-from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.mpi import world
 
 SIZE = 1_863_690
 """Parameters of 784-1024-1024-10: 7.45 MB."""
@@ -62,8 +62,8 @@ def run(env: Any, seconds: float, rate: str | None = None) -> list[dict[str, Any
     -------------
     Collective over ``COMM_WORLD``.
     """
-    bits, link = read_rate(rate), connect(env=env)
-    with failing_together(link):
+    bits = read_rate(rate)
+    with world(env) as link:
         why = trouble(link)
         if why:
             raise CommError(f"bench server: {why}. This benchmark needs ranks that can use one-sided communication")
@@ -82,9 +82,7 @@ def run(env: Any, seconds: float, rate: str | None = None) -> list[dict[str, Any
             rows = list(_between(link, case, shard, replica.params, seconds, bits))
         link.patient_barrier()
         store.Free()
-    rank = link.rank
-    link.Free()
-    return [] if rank else rows
+        return [] if link.rank else rows
 
 
 def _on_node(comm: Comm, case: str, shard: Any, params: np.ndarray, seconds: float) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 from mpiddl.bench.collectives import check_memory, size_text
 from mpiddl.node.topology import neighbours
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
-from mpiddl.transport.mpi import MpiComm, connect, failing_together
+from mpiddl.transport.mpi import MpiComm, world
 from mpiddl.tuning.rule import LIBRARY
 
 OURS = "Communicator"
@@ -31,16 +31,13 @@ def run(env: Any, sizes: Sequence[int], seconds: float) -> list[dict[str, Any]]:
     -------------
     Collective over ``COMM_WORLD``.
     """
-    link = connect(env=env)
-    with failing_together(link):
+    with world(env) as link:
         check_memory(link, max(sizes))
         from mpiddl.communicator import Communicator
 
         makers = {OURS: Communicator(link.raw), LIBRARY: link.raw}
         rows = [row for way in WAYS for size in sizes for row in _case(link, makers, way, size, seconds)]
-    rank = link.rank
-    link.Free()
-    return [] if rank else rows
+        return [] if link.rank else rows
 
 
 def _case(link: MpiComm, makers: dict[str, Any], way: str, size: int, seconds: float) -> Iterator[dict[str, Any]]:

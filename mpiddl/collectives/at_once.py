@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ Further = tuple[Callable[..., bool], tuple[Any, ...], int]
 """A kernel, what it takes but for its patience, and the barriers that it passes."""
 
 
-class AtOnce(Queue):
+class AtOnce(Queue, ABC):
     """What such collectives keep from call to call, for one communicator and dtype.
 
     Parameters
@@ -45,14 +46,14 @@ class AtOnce(Queue):
         self.barrier = self._arena.barrier("own")
         self.alone = not self.barrier  # virtual ranks, which no kernel can meet
 
+    @abstractmethod
     def allreduce(self, source: np.ndarray, result: np.ndarray) -> tuple[Any, ...]:
         """What the kernel takes, but for its patience, to make ``result`` the sum of all ranks' ``source``: contiguous, 1-D, of
         the right dtype, and maybe the same array."""
-        raise NotImplementedError
 
+    @abstractmethod
     def barriers(self, size: int) -> int:
         """How many of them a call passes whose source has ``size`` elements."""
-        raise NotImplementedError
 
     def further(self, arguments: tuple[Any, ...]) -> Iterable[Further]:
         """What is still to be done after such a call of the kernel, on every rank."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +26,7 @@ STAGED_BYTES = 64 << 20
 PAGE_BYTES = 4096
 
 
-class Plan(Queue):
+class Plan(Queue, ABC):
     """Base class of `TwoStep` and `TreeSum`. Derived classes set the attributes in their constructor.
 
     Attributes
@@ -60,9 +61,9 @@ class Plan(Queue):
         """Further arguments, which are the same on every rank."""
         return {}
 
+    @abstractmethod
     def steps(self, size: int) -> Steps:
         """Reduce the first ``size`` elements."""
-        raise NotImplementedError
 
     def __call__(self) -> np.ndarray:
         """Reduce, and return ``result``."""

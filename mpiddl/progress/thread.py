@@ -84,7 +84,7 @@ class Progress:
             time.sleep(PAUSE_S)
 
     def Free(self) -> None:
-        """End the thread; what is under way stays so. The next request begins a new one."""
+        """End the thread. Operations under way stay under way. The next request starts a new thread."""
         thread, self._thread, self._ended = self._thread, None, True
         self._news.set()
         if thread is not None:

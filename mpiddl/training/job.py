@@ -157,7 +157,7 @@ def read_slow(text: str, trainers: Sequence[int] = ()) -> dict[int, float]:
     Raises
     ------
     UsageError
-        For anything else, a factor below 1 or above 10^6, or a rank that is told twice.
+        For anything else, a factor below 1 or above 10^6, or a rank that is given twice.
 
     Examples
     --------

@@ -35,7 +35,7 @@ from mpiddl.transport.agree import agreed
 from mpiddl.transport.clock_offset import clock_offset
 from mpiddl.transport.comm import AnyComm, Comm
 from mpiddl.transport.meter import BYTES_BASIS
-from mpiddl.transport.mpi import connect, failing_together
+from mpiddl.transport.mpi import connect, failing_together, world
 from mpiddl.transport.uncaught import public
 from mpiddl.transport.virtual import Wire
 
@@ -162,10 +162,8 @@ def run(request: Request, comm: AnyComm | None = None) -> Result:
 
 def describe(request: Request) -> str:
     """What `run` would do, checked as it would check it, as lines of text. Nothing is written. Collective over all ranks."""
-    link = connect(None, os.environ)
-    with failing_together(link):
+    with world(os.environ) as link:
         text: str = _on_workers(link, request.without_aliases(), dry_run)
-    link.Free()
     return text
 
 

@@ -10,11 +10,10 @@ from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
-from mpiddl.data import Data, ShardedRows, arrays_data, shown_names, sorted_warning
+from mpiddl.data import Data, ShardedRows, shown_names, sorted_warning
 from mpiddl.data.draws import generator
 from mpiddl.errors import CheckpointError, UsageError
 from mpiddl.layout import DEFAULT_SHARDS, Layout, check_batch, check_branches, shard_count
@@ -24,14 +23,15 @@ from mpiddl.optim import make_moments
 from mpiddl.registry import MODELS
 from mpiddl.strategies import Placement, Strategy, describe
 from mpiddl.training import checkpoint
-from mpiddl.training.builders import TASKS, find_data, make_model, make_optimiser, make_schedule, unused_settings
+from mpiddl.training.agreed_data import agreed_data, described
+from mpiddl.training.builders import make_optimiser, make_schedule, unused_settings
 from mpiddl.training.checkpoint import Checkpoint
 from mpiddl.training.compile_kernels import warm
 from mpiddl.training.job import Job, read_drop, read_slow
 from mpiddl.training.loop import Plan, State, applying
-from mpiddl.training.request import Request, agreed_job, is_object, optimiser_chosen, search_path
+from mpiddl.training.request import Request, agreed_job, is_object, optimiser_chosen
 from mpiddl.training.run_folder import Folder
-from mpiddl.transport.agree import agreed, check_equal
+from mpiddl.transport.agree import agreed
 from mpiddl.transport.comm import Comm
 from mpiddl.version import __version__
 
@@ -85,7 +85,7 @@ def open_session(link: Comm, control: Comm, request: Request) -> Iterator[Sessio
 
 def _prepared(link: Comm, control: Comm, request: Request, folder: Folder | None, earlier: Path | None, job: Job,
               strategy: Strategy, choice: str) -> Iterator[Session]:
-    data, model = _agreed_data(control, job, request)
+    data, model = agreed_data(control, job, request)
     with agreed(control):
         import_module("mpiddl.kernels.update")  # and numba: all ranks raise together what keeps kernels from loading
         optimiser = _optimiser(job, request)
@@ -122,7 +122,7 @@ def dry_run(control: Comm, request: Request) -> str:
     """Everything `open_session` would check but the rows themselves, and what it would do, as lines of text. Collective."""
     _, earlier, job, strategy = agreed_job(control, request)
     strategy, choice = strategy.resolve(control)
-    data, model = _agreed_data(control, job, request)
+    data, model = agreed_data(control, job, request)
     with agreed(control):
         _optimiser(job, request)
         layout = _layout(job, data, control.size, earlier)
@@ -171,17 +171,6 @@ def starting_state(link: Comm, control: Comm, session: Session) -> tuple[State, 
     if state.strategy is None:
         state.strategy = session.strategy.init(link, state.replica)
     return state, loaded
-
-
-def _model(job: Job, data: Data, request: Request) -> Any:
-    if is_object(request.model):
-        return request.model
-    return make_model(job, _described(data))
-
-
-def _described(data: Data) -> dict[str, Any]:
-    """What a model needs to know of its rows."""
-    return {"features": data.features, "outputs": data.outputs, "classes": data.classes, "shape": data.train.shape}
 
 
 def _optimiser(job: Job, request: Request) -> Any:
@@ -262,56 +251,6 @@ def _leaves(job: Job, rank: int) -> int | None:
     return begin if end is None else None
 
 
-def _agreed_data(control: Comm, job: Job, request: Request) -> tuple[Data, Any]:
-    """The data set and the model for it, the same on every rank. Collective."""
-    with agreed(control):
-        data = _open_data(job, request)
-        model = _model(job, data, request)
-        seen = {"training rows": data.train.n, "test rows": data.test.n if data.test else 0, "features": data.features,
-                "outputs": data.outputs, "parameters": {name: tuple(shape) for name, shape in model.shapes.items()}}
-        if is_object(request.data) and not isinstance(request.data, Data):
-            seen["contents (checksum)"] = _checksum(request.data)
-    check_equal(control, "data", seen)
-    return data, model
-
-
-def _checksum(arrays: Any) -> int:
-    """Of all targets, and of the first and last row: what ranks that each load a part of their own differ in."""
-    x, y = (array if hasattr(array, "shape") else np.asarray(array) for array in arrays)
-    parts = [np.ascontiguousarray(part) for part in (y, x[:1], x[-1:])]
-    return crc32(b"".join(map(_contents, parts)))
-
-
-def _contents(array: np.ndarray) -> bytes:
-    """The same for equal arrays: objects are addresses, and an extended float has bytes that mean nothing."""
-    if array.dtype.hasobject:
-        return repr(array.tolist()).encode()
-    return (array.astype(np.float64) if array.dtype.char == "g" else array).tobytes()
-
-
-def _open_data(job: Job, request: Request) -> Data:
-    if isinstance(request.data, Data):
-        return request.data
-    if is_object(request.data):
-        x, y = _pair("data", request.data)
-        x_test, y_test = (None, None) if request.test is None else _pair("test", request.test)
-        return arrays_data(x, y, x_test, y_test, task=TASKS[job.loss], test_fraction=job.test_fraction)
-    if request.test is not None:
-        raise UsageError("test: got test rows for a named data set, expected test rows only with arrays, data=(x, y)")
-    return find_data(job, search_path(os.environ))
-
-
-def _pair(argument: str, value: Any) -> tuple[Any, Any]:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        came = f"{len(value)} arrays" if isinstance(value, (tuple, list)) else type(value).__name__
-        named = " or the name of a data set" if argument == "data" else ""
-        raise UsageError(f"{argument}: got {came}, expected a pair of arrays (x, y){named}")
-    if any(isinstance(array, np.ma.MaskedArray) for array in value):
-        raise UsageError(f"{argument}: got a masked array, expected a plain array; fill the missing values or leave out "
-                         "these rows")
-    return value[0], value[1]
-
-
 def _layout(job: Job, data: Data, size: int, earlier: Path | None) -> Layout:
     """Shards and batches; a run that is continued keeps its shards, so that its samples stay the same."""
     if earlier:
@@ -390,7 +329,7 @@ def _about(job: Job, strategy: Strategy, model: Any, data: Data, layout: Layout,
         "job": job.as_dict(),
         "strategy": describe(strategy),
         "model": {"kind": type(model).__name__, **network},
-        "data": {"name": data.name, **_described(data), "class_names": data.class_names, "targets": data.train.targets},
+        "data": {"name": data.name, **described(data), "class_names": data.class_names, "targets": data.train.targets},
         "rows": data.train.n,
         "train_rows": layout.train_rows,
         "shards": layout.shards,

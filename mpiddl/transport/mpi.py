@@ -136,6 +136,15 @@ def connected(comm: AnyComm | None, env: Mapping[str, str]) -> Iterator[Comm]:
     link.Free()
 
 
+@contextmanager
+def world(env: Mapping[str, str]) -> Iterator[MpiComm]:
+    """All ranks of the program, for the length of a block, which they leave together."""
+    link = connect(None, env)
+    with failing_together(link):
+        yield link
+    link.Free()
+
+
 class MpiComm(Comm):
     """A `Comm` on MPI."""
 

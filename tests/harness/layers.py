@@ -23,6 +23,7 @@ decomposition.solvers            | one solver a file
 decomposition.rows               | rows of arrays, sparse matrices and files; their products
 doctor                           | `mpiddl doctor`: checks of the machine
 training.session training.watch  | what a run stands on; what happens between steps
+training.agreed_data             | the data and the model of a run, the same on all ranks
 training.request                 | what the caller asked for, agreed by all ranks
 training.prediction training.loop training.evaluation | a trained model; the one loop; scores
 training.checkpoint training.builders training.compile_kernels training.report training.run_folder | the parts of a run
