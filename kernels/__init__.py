@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 
-_FOLDERS = ("", "dense.", "node.", "rows.")
+_FOLDERS = ("", "dense.", "multicast.", "node.", "rows.")
 
 
 def __getattr__(name: str) -> Any:

@@ -48,6 +48,10 @@ class MismatchError(CommError):
     exit_code = 2
 
 
+class TransportError(CommError):
+    """A way of moving messages that does not work on these hosts; raised on all ranks."""
+
+
 class SharedMemoryError(CommError):
     """Ranks of a node that cannot have memory in common; raised on all of them."""
 

@@ -21,6 +21,7 @@ import numpy as np
 from mpiddl.bench.rivals import rivals
 from mpiddl.collectives import TwoStep, calls
 from mpiddl.collectives.arguments import flat
+from mpiddl.collectives.multicast import works
 from mpiddl.errors import MpiddlError, UsageError
 from mpiddl.layout import block_bounds
 from mpiddl.node.process_memory import readable
@@ -151,7 +152,7 @@ def _allreduce(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], librarie
 def _bcast(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
     buf = source.copy()
     found = {name: Contender(partial(raw.Bcast, buf, 0)) for name, raw in libraries.items()}
-    for algorithm in calls.BROADCAST:
+    for algorithm in (*calls.BROADCAST, *_multicast(comm)):
         found[algorithm] = _ours(comm, partial(calls.broadcast, comm, buf, 0, algorithm=algorithm))
     wanted = comm.bcast(source, 0)
     for name, contender in found.items():
@@ -168,7 +169,8 @@ def _allgather(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], librarie
     block = wanted[begin:end].copy()
     counts = [last - first for first, last in (block_bounds(source.size, comm.size, rank) for rank in range(comm.size))]
     found = {name: Contender(partial(raw.Allgatherv, block, (result, counts))) for name, raw in libraries.items()}
-    found["ring"] = _ours(comm, lambda: calls.allgather(comm, block, result))
+    for algorithm in ("ring", *_multicast(comm)):
+        found[algorithm] = _ours(comm, partial(calls.allgather, comm, block, result, algorithm=algorithm))
     for name, contender in found.items():
         result[:] = 0
         contender.call()
@@ -192,6 +194,11 @@ def _reduce_scatter(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], lib
     for contender in found.values():
         contender.write, contender.read = partial(source.fill, 1), result.sum
     return found
+
+
+def _multicast(comm: MpiComm) -> tuple[str, ...]:
+    """Its name, if it works here."""
+    return (calls.MULTICAST,) if len(neighbours(comm).topology.nodes) > 1 and works(comm) else ()
 
 
 def _ours(comm: MpiComm, call: Callable[[], Any], read: Callable[[], Any] = lambda: None) -> Contender:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mpiddl.collectives.allgather_multicast import allgather_multicast
 from mpiddl.collectives.allgather_ring import allgather_ring
 from mpiddl.collectives.allreduce_doubling import allreduce_doubling
 from mpiddl.collectives.allreduce_ring import allreduce_ring
@@ -23,7 +24,9 @@ from mpiddl.collectives.arguments import check_alike, check_alive, check_op, che
 from mpiddl.collectives.barrier_dissemination import barrier_dissemination
 from mpiddl.collectives.broadcast_binomial import broadcast_binomial
 from mpiddl.collectives.broadcast_chain import broadcast_chain
+from mpiddl.collectives.broadcast_multicast import broadcast_multicast
 from mpiddl.collectives.broadcast_scatter import broadcast_scatter
+from mpiddl.collectives.multicast import pieces_of, works
 from mpiddl.collectives.plan import staged_steps
 from mpiddl.collectives.reading import reading
 from mpiddl.collectives.reduce_binomial import reduce_binomial
@@ -99,6 +102,11 @@ BROADCAST: dict[str, Callable[..., Steps]] = {
     "scatter": broadcast_scatter,
     "binomial": broadcast_binomial,
 }
+MULTICAST = "multicast"
+"""Between hosts where it works; elsewhere as the algorithm that is first in the table of the call."""
+
+ALLGATHER = ("ring", MULTICAST)
+
 REDUCE: dict[str, Callable[..., Steps]] = {"scatter": reduce_scatter_gather, "binomial": reduce_binomial}
 
 
@@ -200,29 +208,37 @@ def reduce_scatter(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray, op: Op 
     ireduce_scatter(comm, sendbuf, recvbuf, op, algorithm=algorithm, checked=checked, blocking=True)
 
 
-def iallgather(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: bool = False,
+def iallgather(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray, *, algorithm: str = "auto", checked: bool = False,
                blocking: bool = False) -> Started:
     """Start `allgather`; returns a request."""
     check_alive(comm)
     with checking(comm, checked):
         block, result = flat("sendbuf", sendbuf), flat("recvbuf", recvbuf, writable=True)
         _check_block(comm, "sendbuf", block, result)
+        _check(ALLGATHER, algorithm)
+    chosen = _choice(comm, "allgather", algorithm, result.nbytes)
     if checked:
-        check_alike(comm, "allgather", size=result.size, dtype=result.dtype)
+        check_alike(comm, "allgather", size=result.size, dtype=result.dtype, algorithm=chosen)
+    if chosen == MULTICAST and works(comm) and result.size:
+        topology = neighbours(comm).topology
+        through = pieces_of(comm, range(len(topology.nodes)))
+        return run(comm, (), allgather_multicast(through, topology, comm.rank, block, result), blocking, through)
     way, order = _round_nodes(comm), neighbours(comm).topology.ring
     return run(comm, (way.comm,), allgather_ring(way, block, result, order=order), blocking)
 
 
-def allgather(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray, *, checked: bool = False) -> None:
+def allgather(comm: Comm, sendbuf: np.ndarray, recvbuf: np.ndarray, *, algorithm: str = "auto",
+              checked: bool = False) -> None:
     """All ranks' blocks one behind the other, in ``recvbuf`` of every rank.
 
-    ``sendbuf`` has the size of this rank's block of ``recvbuf`` (`mpiddl.layout.block_bounds`). Errors as `allreduce`.
+    ``sendbuf`` has the size of this rank's block of ``recvbuf`` (`mpiddl.layout.block_bounds`). ``algorithm``: ``ring``,
+    ``multicast`` (a ring where multicast does not work), or ``auto``: ring. Errors as `allreduce`.
 
     Communication
     -------------
-    Collective: (P-1)/P V sent by each rank, V being all of ``recvbuf``.
+    Collective: ring (P-1)/P V sent by each rank, V being all of ``recvbuf``; multicast: by each host its own blocks.
     """
-    iallgather(comm, sendbuf, recvbuf, checked=checked, blocking=True)
+    iallgather(comm, sendbuf, recvbuf, algorithm=algorithm, checked=checked, blocking=True)
 
 
 def ibroadcast(comm: Comm, buf: np.ndarray, root: int = 0, *, algorithm: str = "auto", checked: bool = False,
@@ -232,24 +248,31 @@ def ibroadcast(comm: Comm, buf: np.ndarray, root: int = 0, *, algorithm: str = "
     with checking(comm, checked):
         check_root(comm, root)
         data = flat("buf", buf, writable=comm.rank != root or algorithm == "scatter")  # which brings the root all blocks, too
-        _check(BROADCAST, algorithm)
+        _check((*BROADCAST, MULTICAST), algorithm)
     chosen = _choice(comm, "bcast", algorithm, data.nbytes)
     if checked:
         check_alike(comm, "broadcast", size=data.size, dtype=data.dtype, root=root, algorithm=chosen)
     way = _round_nodes(comm)
-    start = neighbours(comm).topology.ring.index(root)
+    topology = neighbours(comm).topology
+    if chosen == MULTICAST and works(comm) and data.size:
+        node = topology.node(root)
+        through = pieces_of(comm, [node])
+        return run(comm, (), broadcast_multicast(through, data, node, comm.rank == root), blocking, through)
+    chosen = next(iter(BROADCAST)) if chosen == MULTICAST else chosen
+    start = topology.ring.index(root)
     return run(comm, (way.comm,), BROADCAST[chosen](way, data, start), blocking)
 
 
 def broadcast(comm: Comm, buf: np.ndarray, root: int = 0, *, algorithm: str = "auto", checked: bool = False) -> None:
     """Every rank's ``buf`` becomes the root's.
 
-    ``algorithm``: ``chain``, ``scatter`` (scatter and all-gather), ``binomial``, or ``auto``: binomial for short arrays,
-    else chain. Errors as `allreduce`.
+    ``algorithm``: ``chain``, ``scatter`` (scatter and all-gather), ``binomial``, ``multicast`` (a chain where multicast does
+    not work), or ``auto``: binomial for short arrays, else chain. Errors as `allreduce`.
 
     Communication
     -------------
-    Collective: chain V a rank, the last none; scatter (P-1)/P V a rank, the root twice that; binomial (P-1)/P V on average.
+    Collective: chain V a rank, the last none; scatter (P-1)/P V a rank, the root twice that; binomial (P-1)/P V on average;
+    multicast V from the host of the root alone.
     """
     ibroadcast(comm, buf, root, algorithm=algorithm, checked=checked, blocking=True)
 

@@ -20,9 +20,13 @@ def _hardware(number: int) -> str:
 
 
 def switch_commands() -> str:
-    """For ``ip -batch`` on the login node: a bridge that sends multicast to those who joined, and its own address."""
+    """For ``ip -batch`` on the login node: a bridge that sends multicast to those who joined, and its own address.
+
+    With IGMP 2, a host keeps quiet that it has joined if it hears another one say so: while the bridge is young, they all do.
+    """
+    snooping = "mcast_snooping 1 mcast_querier 1 mcast_igmp_version 3"
     return f"""link set lo up
-link add {BRIDGE} address {_hardware(254)} type bridge mcast_snooping 1 mcast_querier 1 forward_delay 0 stp_state 0
+link add {BRIDGE} address {_hardware(254)} type bridge {snooping} forward_delay 0 stp_state 0
 addr add {SUBNET}.254/24 dev {BRIDGE}
 link set {BRIDGE} up
 """

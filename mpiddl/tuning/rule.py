@@ -133,6 +133,7 @@ def own(topology: Topology, library: str, reads: bool, call: str, nbytes: int, k
     return {
         "allreduce": "doubling" if short and len(topology.nodes) > 1 else "two-step",
         "bcast": "binomial" if short else "chain",
+        "allgather": "ring",
         "reduce": "binomial" if short else READ,
         "reduce_scatter": READ,
     }[call]

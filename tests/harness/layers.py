@@ -44,7 +44,10 @@ collectives                      | all-reduce and the other collectives, one alg
 tuning                           | which algorithm for which size: rule, table, choice
 progress                         | operations under way, and the thread that advances them
 node                             | what the ranks of a node share: memory, locks, cores; topology
+transport.multicast.connect      | multicast on these transports, tried out before it is used
+transport.multicast.virtual_medium | multicast between virtual ranks
 transport.mpi transport.virtual  | two transports: MPI, and virtual ranks in one process
+transport.multicast              | messages that are sent once and received by many: streams, windows, repair
 transport                        | agreement of ranks, clocks, memory that ranks share
 transport.comm                   | the communicator on any transport: counts bytes and seconds, handles failures
 transport.messages               | collectives made of messages

@@ -1,0 +1,156 @@
+"""What collectives over multicast have in common: a channel between hosts, and on each host memory into which it receives.
+
+One rank of each host, its leader, sends and receives. The others write what they send into memory of the host, and read there
+what has come. Messages pass through the memory in pieces, several of which are under way at a time.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpiddl.errors import TransportError
+from mpiddl.node.arena import Arena
+from mpiddl.node.topology import neighbours
+from mpiddl.progress.started import Queue, Steps
+from mpiddl.transport.agree import agreed
+from mpiddl.transport.base import Request
+from mpiddl.transport.comm import Comm
+from mpiddl.transport.multicast.connect import Connection, connect
+from mpiddl.transport.multicast.medium import Group
+from mpiddl.transport.multicast.stream import Stream
+
+SLOTS = 4
+"""Pieces under way."""
+
+PIECE_BYTES = 256 << 10
+"""Of one sender; a host has room for `SLOTS` of them from each sender."""
+
+MEMORY_BYTES = 32 << 20
+"""Most that the pieces of all senders take on a host, where there are many."""
+
+
+class Hosts:
+    """The channel between the hosts of a communicator. ``link`` is None on ranks that are not leaders."""
+
+    def __init__(self, comm: Comm, interface: str = ""):
+        near = neighbours(comm)
+        self.link: Connection | None = None
+        if len(near.topology.nodes) == 1:
+            raise TransportError("multicast: all ranks are on one host")
+        with agreed(comm):
+            if near.local.rank == 0:
+                self.link = connect(near.across, [range(near.across.size)], interface)
+
+    def Free(self) -> None:
+        """Collective over the leaders."""
+        if self.link is not None:
+            self.link.Free()
+
+
+class Pieces(Queue):
+    """Memory for the pieces of some hosts, the senders, on every host.
+
+    Attributes
+    ----------
+    memory : list of ndarray of uint8
+        By slot and host, what this host has of it.
+    """
+
+    def __init__(self, comm: Comm, senders: Sequence[int]):
+        near = neighbours(comm)
+        self._comm, self._near, self._link = comm, near, hosts(comm).link
+        self._nodes = near.topology.nodes
+        self.node, self.round = near.topology.node(comm.rank), 0
+        widest = max(len(self._nodes[sender]) for sender in senders)
+        self.piece = max(8, min(PIECE_BYTES, MEMORY_BYTES // (SLOTS * len(senders) * widest)) // 8 * 8)
+        others = [[node for node in range(len(self._nodes)) if node != sender] for sender in range(len(self._nodes))]
+        sizes = [self.piece * len(ranks) if node in senders else 0 for node, ranks in enumerate(self._nodes)]
+        receivers = [others[node] if node in senders else [] for node in range(len(self._nodes))]
+        payload = near.local.bcast(self._link.channel.payload if self._link else 0)
+        self._arena = Arena(comm)
+        memory = self._arena.common("pieces", Stream.memory_bytes(sizes, SLOTS, payload), np.uint8)
+        groups = [Group(0)] * len(sizes)
+        self._stream = Stream(0, sizes, receivers, groups, SLOTS, payload, memory)  # for its layout
+        if self._link is not None:
+            self._stream = self._link.channel.stream(sizes, receivers, groups, SLOTS, memory)
+        comm.patient_barrier()  # all have it before anything is sent
+
+    def view(self, round_: int, node: int) -> np.ndarray:
+        """Where the piece of a host is: uint8, the parts of its ranks one behind the other."""
+        return self._stream.view(round_, node)
+
+    def meet(self) -> Request:
+        """A barrier of the ranks of this host."""
+        return self._arena.meet("pieces")
+
+    def room(self, round_: int) -> Steps:
+        """Wait until the round has a slot."""
+        if self._link is not None:
+            yield self._link.request(lambda: self._stream.open_since(round_), "room for a piece")
+
+    def put(self, round_: int, nbytes: int) -> None:
+        """Send the piece of this host."""
+        if self._link is not None:
+            with self._link.channel.lock:
+                self._link.channel.put(self._stream, round_, nbytes)
+                self._link.channel.pump()
+            self._comm.meter.sent(nbytes)
+
+    def come(self, round_: int, senders: Sequence[int]) -> Steps:
+        """Wait until the pieces of these hosts are here."""
+        if self._link is not None:
+            yield self._link.request(lambda: self._stream.complete_since(round_, senders), "pieces of other hosts")
+
+    def release(self, round_: int) -> None:
+        """The ranks of this host have used the round."""
+        if self._link is not None:
+            with self._link.channel.lock:
+                self._link.channel.release(self._stream, round_)
+                self._link.channel.pump()
+
+    def delivered(self) -> Steps:
+        """Wait until all hosts have what this one has sent."""
+        if self._link is not None:
+            yield self._link.request(self._stream.idle_since, "other hosts to have a piece")
+
+    def Free(self) -> None:
+        """Collective."""
+        if self._link is not None:
+            self._link.channel.drop(self._stream)
+        self._arena.Free()
+
+
+def hosts(comm: Comm) -> Hosts:
+    """The channel of ``comm``; collective at the first call.
+
+    Raises
+    ------
+    TransportError
+        On all ranks: multicast does not work here.
+    """
+    found: Hosts = comm.kept("multicast", lambda: Hosts(comm))
+    return found
+
+
+def works(comm: Comm) -> bool:
+    """Whether multicast works between the hosts of ``comm``; if not, rank 0 says so once. Collective at the first call."""
+
+    def tried() -> list[bool]:
+        try:
+            hosts(comm)
+        except TransportError as error:
+            if comm.rank == 0 and len(neighbours(comm).topology.nodes) > 1:
+                warnings.warn(f"{error}; messages go through MPI", stacklevel=2)
+            return [False]
+        return [True]
+
+    return bool(comm.kept("multicast works", tried)[0])
+
+
+def pieces_of(comm: Comm, senders: Sequence[int]) -> Pieces:
+    """The memory for pieces of these hosts; collective at the first call."""
+    found: Pieces = comm.kept(("pieces", tuple(senders)), lambda: Pieces(comm, senders))
+    return found

@@ -1,0 +1,289 @@
+"""A channel: streams of transfers between ranks over a medium that may lose, repeat or reorder datagrams.
+
+Each rank drives its channel by `Channel.pump`: it stores what has come, answers, and sends what may be sent.
+
+====================  ====================================================================================================
+flow control          a receiver acknowledges what it has, and says how many datagrams may be under way to it: its window,
+                      divided by the transfers that come to it at the time. The sender obeys the slowest receiver. So many
+                      senders share a receiver's link, and no buffer on the way overflows.
+repair                a receiver asks for what is missing, another receiver first, then the sender: whoever has it answers.
+                      What several ranks lack is sent again by multicast, once.
+lost messages         acknowledgements repeat what earlier ones said. A sender that hears nothing asks.
+a rank that hangs     it holds nobody up until all slots of the stream are taken: after `LAGGING_S` a sender goes on without
+                      its acknowledgements, and the rank asks for what it has missed when it is back.
+security              all datagrams carry a keyed tag; those with a wrong one are counted and dropped, as are replayed ones.
+====================  ====================================================================================================
+
+Cost: a datagram of 1500 bytes has 24 bytes of header and tag, and 28 of UDP and IP: 0.965 of the link is payload.
+Sources: pgmcc and NORM (RFC 5740) for repair on request of the receiver; window by receivers: as TCP's. How the parts are put
+together is ours.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from mpiddl import kernels
+from mpiddl.transport.multicast.control import NOBODY, Control, ReplayWindow, packed, unpacked
+from mpiddl.transport.multicast.medium import BURST_BYTES, BURST_DATAGRAMS, Destination, Group, Medium, Received
+from mpiddl.transport.multicast.receiving import Receiving
+from mpiddl.transport.multicast.repairing import Repairing
+from mpiddl.transport.multicast.sending import Sending
+from mpiddl.transport.multicast.stream import Stream
+
+WINDOW_BYTES = 192 << 10
+"""Under way to one receiver at most. Receive buffers of an ordinary user hold more (212,992 bytes by default, twice that with
+what the kernel adds); so does the queue of a switch's port."""
+
+BURSTS = 16
+"""Times that this rank receives before it sends."""
+
+BUFFER_WORDS = 2 * 8192
+"""For what is received at a time."""
+
+COUNTED = ("placed", "repeated", "own", "late", "early", "forged", "malformed")
+"""What the kernel counts (`mpiddl.kernels.multicast.datagrams`)."""
+
+
+class Channel:
+    """The channel of one rank.
+
+    Parameters
+    ----------
+    medium : Medium
+        Closed with the channel.
+    key : ndarray of uint64, shape (2,)
+        The same on all ranks, and known to nobody else.
+    rank, size : int
+
+    Attributes
+    ----------
+    lock : held while anything of the channel is read or changed, if a thread pumps it.
+    unattended : an event, set while the rank itself does not pump.
+    streams : those that were made and not dropped, by number.
+    hellos : who has been heard at which multicast address.
+    window : datagrams that may be under way to this rank.
+    """
+
+    def __init__(self, medium: Medium, key: np.ndarray, rank: int, size: int):
+        self.medium, self.rank, self.size, self._key = medium, rank, size, key
+        self.payload = medium.datagram_bytes // 8 - kernels.datagrams.OVERHEAD
+        self.window = max(min(WINDOW_BYTES, medium.buffer_bytes // 2) // medium.datagram_bytes, 4)
+        self.burst_datagrams = min(BURST_DATAGRAMS, BURST_BYTES // medium.datagram_bytes)
+        self.lock, self.unattended = threading.RLock(), threading.Event()
+        self.unattended.set()
+        self.streams: dict[int, Stream] = {}
+        self.hellos: set[tuple[int, int]] = set()
+        self._counts: Counter[str] = Counter()
+        self._nothing = Stream(kernels.datagrams.LAST_STREAM, [0] * size, [()] * size, [None] * size, 1, self.payload)
+        self._numbers, self._sequence = count(), count(1)
+        self._replays = [ReplayWindow() for _ in range(size)]
+        self._queue: deque[tuple[np.ndarray, int, Destination]] = deque()
+        self._buffer = np.zeros(BUFFER_WORDS, np.uint64)
+        self._burst = np.zeros(BURST_BYTES // 8 + 1, np.uint64)
+        self._sending, self._receiving, self._repairing = Sending(self), Receiving(self), Repairing(self)
+
+    # For the user of a channel; with `lock` held, where a thread pumps it.
+
+    def stream(self, sizes: Sequence[int], receivers: Sequence[Sequence[int]], groups: Sequence[Group | None], slots: int,
+               memory: np.ndarray | None = None) -> Stream:
+        """A new stream (`Stream`). All ranks make the same ones, in the same order, and none sends before all have made it."""
+        with self.lock:
+            number = next(self._numbers) % kernels.datagrams.LAST_STREAM
+            made = self.streams[number] = Stream(number, sizes, receivers, groups, slots, self.payload, memory)
+        return made
+
+    def drop(self, stream: Stream) -> None:
+        """Forget a stream; all ranks have what they want of it."""
+        with self.lock:
+            self._nothing.counters += stream.counters
+            self.streams.pop(stream.number, None)
+            self._sending.forget(stream)
+
+    def put(self, stream: Stream, round_: int, nbytes: int, owner: int | None = None) -> None:
+        """Send what the caller has written into ``stream.view(round_, owner)``; in place of ``owner``, if that is another rank.
+
+        The round is open (`Stream.is_open`).
+        """
+        self._sending.put(stream, round_, nbytes, self.rank if owner is None else owner)
+
+    def release(self, stream: Stream, round_: int) -> None:
+        """This rank has used all of the round that it will use."""
+        stream.used[round_ % stream.slots] = True
+        self.advance(stream)
+
+    def hello(self, group: Group) -> None:
+        """Show all who have joined a multicast address that they can be reached."""
+        message = Control(kernels.datagrams.HELLO, self.rank, kernels.datagrams.LAST_STREAM, 0, NOBODY, (group.number,))
+        self._tell(message, group)
+
+    def pump(self) -> None:
+        """Store what has come, answer it, and send what may be sent, as far as that goes without waiting."""
+        with self.lock:
+            self._receive()
+            now = self.now()
+            for stream in list(self.streams.values()):
+                self._receiving.remind(stream, now)
+                self._sending.remind(stream, now)
+            self._repairing.answer()
+            while self._queue and self.medium.send(*self._queue[0]):
+                self._queue.popleft()
+            self._sending.send(now)
+            self.medium.flush()
+
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """The caller pumps: a thread need not."""
+        self.unattended.clear()
+        try:
+            yield
+        finally:
+            self.unattended.set()
+
+    def limit_window(self, datagrams: int) -> None:
+        """Let no more be under way to this rank: other ranks can take no more."""
+        self.window = min(self.window, datagrams)
+
+    def pause(self) -> float:
+        """Seconds until there is something to do if nothing comes."""
+        with self.lock:
+            deadlines = [each.deadline for stream in self.streams.values()
+                         for kept in (stream.incoming, stream.outgoing) for each in kept.values()]
+            return max(min(deadlines, default=inf) - self.now(), 0.0)
+
+    def figures(self) -> dict[str, int]:
+        """What was counted so far: datagrams that came, by what became of them, and that were sent, by kind."""
+        totals = sum((stream.counters for stream in self.streams.values()), self._nothing.counters)
+        return dict(zip(COUNTED, totals.tolist(), strict=True)) | self._counts
+
+    def close(self) -> None:
+        """Give the medium back."""
+        with self.lock:
+            self.streams.clear()
+            self._queue.clear()
+            self.medium.close()
+
+    # For its parts (`mpiddl.transport.multicast.outlet`)
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    def now(self) -> float:
+        return self.medium.now()
+
+    def count(self, what: str, number: int = 1) -> None:
+        self._counts[what] += int(number)
+
+    def rejoin(self) -> None:
+        """Join again: multicast does not come any more."""
+        self.count("rejoined")
+        self.medium.rejoin()
+
+    def tell(self, kind: int, to: int, stream: Stream, round_: int, owner: int, values: tuple[int, ...]) -> None:
+        """Send a control message, which may get lost."""
+        if to != self.rank:
+            self.count({kernels.datagrams.ACK: "acks", kernels.datagrams.NACK: "nacks"}.get(kind, "probes"))
+            self._tell(Control(kind, self.rank, stream.number, round_, owner, values), to)
+
+    def dispatch(self, stream: Stream, round_: int, owner: int, nbytes: int, indices: np.ndarray,
+                 to: Sequence[Destination]) -> None:
+        """Send datagrams of a transfer in one burst, to each of these."""
+        begin = int(stream.starts[owner]) * stream.payload
+        length = kernels.datagrams.write(self._burst, self._key, round_, owner, stream.number,
+                                         stream.data[round_ % stream.slots, begin:], nbytes, stream.payload, indices)
+        burst = self._burst.view(np.uint8)[:length]
+        for destination in to:
+            if self._queue or not self.medium.send(burst, self.medium.datagram_bytes, destination):
+                self._queue.append((burst.copy(), self.medium.datagram_bytes, destination))
+
+    def advance(self, stream: Stream) -> None:
+        """Free slots, and tell the senders early enough."""
+        stepped = stream.advance()
+        if stepped:
+            stream.opened = max(stream.opened, self.now())
+        if stepped and stream.base - stream.told >= max(stream.slots // 2, 1):
+            stream.told = stream.base
+            self._receiving.acknowledge(stream, stream.base, NOBODY, stream.senders[self.rank])
+
+    def _tell(self, message: Control, to: Destination) -> None:
+        datagram = packed(message, next(self._sequence), self._key)
+        self.medium.send(datagram.view(np.uint8), 8 * datagram.size, to)
+
+    def _receive(self) -> None:
+        for _ in range(BURSTS):
+            if not (parts := self.medium.receive(self._buffer)):
+                return
+            for part in parts:
+                self._take(part, self._buffer[part.begin // 8 :])
+
+    def _take(self, got: Received, burst: np.ndarray) -> None:
+        """Datagrams of one sender."""
+        number, segment = 0, got.segment
+        touched = set()
+        while number * segment < got.nbytes:
+            stream = self.streams.get(int(burst[number * segment // 8] >> np.uint64(48)), self._nothing)
+            touched.add(stream)
+            number, why = self._store(stream, burst, got.nbytes, segment, number)
+            if why == kernels.datagrams.OTHER:
+                begin, length = number * segment // 8, min(segment, got.nbytes - number * segment) // 8
+                number += self._handle(burst[begin : begin + length], stream)
+        for stream in touched:
+            self._receiving.note(stream, got.source if got.multicast else -1, self.now())
+
+    def _store(self, stream: Stream, burst: np.ndarray, nbytes: int, segment: int, number: int) -> tuple[int, int]:
+        number, why = kernels.datagrams.store(
+            burst, nbytes, segment, number, self._key, self.rank, stream.number, stream.payload, stream.starts,
+            stream.rooms, stream.data, stream.flags, stream.there, stream.counts, stream.lengths, stream.tops, stream.base,
+            stream.counters)
+        return int(number), int(why)
+
+    def _handle(self, datagram: np.ndarray, asked: Stream) -> bool:
+        """A datagram with a right tag that is not data of ``asked``; False for data of a stream that has to be asked."""
+        kind, number = int(datagram[1]) & 15, int(datagram[0] >> np.uint64(48))
+        if kind == kernels.datagrams.DATA:
+            other = self.streams.get(number)
+            if other is None:
+                self.count("unknown")
+            return other is None or other is asked
+        found = unpacked(datagram)
+        if found is None or found[0].sender >= self.size:
+            self.count("unknown")
+        elif found[0].sender != self.rank:
+            message, sequence = found
+            if self._replays[message.sender].is_new(sequence):
+                self._obey(message)
+            else:
+                self.count("replayed")
+        return True
+
+    def _obey(self, message: Control) -> None:
+        """A control message of another rank."""
+        stream, now = self.streams.get(message.stream), self.now()
+        self._sending.heard(message.sender, now)
+        if message.kind == kernels.datagrams.HELLO and len(message.values) == 1:
+            self.hellos.add((message.sender, message.values[0]))
+        elif stream is None or not (message.owner < self.size or message.owner == NOBODY):
+            self.count("unknown")
+        elif message.kind == kernels.datagrams.ACK:
+            self._sending.on_ack(stream, message, now)
+        elif message.kind == kernels.datagrams.NACK:
+            self._repairing.on_nack(stream, message)
+        elif message.kind == kernels.datagrams.PROBE:
+            self._receiving.on_probe(stream, message, now)
+        else:
+            self.count("unknown")
+
+
+def state(channel: Channel) -> Any:
+    """What a channel waits for, in a few words."""
+    return {stream.number: (stream.base, sorted(stream.incoming), sorted(stream.outgoing))
+            for stream in channel.streams.values()}

@@ -1,0 +1,177 @@
+"""Make a channel: agree on a key, a port and an interface, join, and try whether multicast works here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mpiddl.errors import TransportError
+from mpiddl.transport.agree import agreed
+from mpiddl.transport.base import Request
+from mpiddl.transport.comm import Comm
+from mpiddl.transport.multicast.channel import Channel
+from mpiddl.transport.multicast.interfaces import Interface, common_networks, interfaces
+from mpiddl.transport.multicast.medium import Group
+from mpiddl.transport.multicast.pump_thread import PumpThread
+from mpiddl.transport.multicast.request import ChannelRequest
+from mpiddl.transport.multicast.sockets import Sockets
+from mpiddl.transport.multicast.virtual_medium import Network, VirtualMedium
+from mpiddl.transport.virtual import VirtualRequest, VirtualTransport
+
+TESTS_S = tuple(0.02 * 2**attempt for attempt in range(7))
+"""How long each attempt waits to hear everybody."""
+
+PORTS = range(20_000, 32_000)
+"""Below those that Linux hands out by itself (net.ipv4.ip_local_port_range)."""
+
+SCOPE = "239.192"
+"""Addresses for use inside an organisation (RFC 2365, section 6.2)."""
+
+
+class Connection:
+    """A channel that works, and what belongs to it. Made by `connect`.
+
+    Attributes
+    ----------
+    comm : Comm
+        The ranks of the channel, numbered as there.
+    channel : Channel
+    place : str
+        Where it runs, for the user.
+    """
+
+    def __init__(self, comm: Comm, channel: Channel, place: str):
+        self.comm, self.channel, self.place = comm, channel, place
+        self._thread: PumpThread | None = None
+
+    def request(self, since: Callable[[], float | None], what: str) -> Request:
+        """A request that is complete from the moment ``since()``; None: not yet. ``what``: for messages."""
+        transport = self.comm.transport
+        if isinstance(transport, VirtualTransport):
+            self.channel.pump()
+            return VirtualRequest(transport, since, what)
+        return ChannelRequest(self.comm, self.channel, since)
+
+    def begin_thread(self) -> None:
+        """Have a thread serve the channel while this rank computes. Virtual ranks are served without one."""
+        if self._thread is None and not isinstance(self.comm.transport, VirtualTransport):
+            self._thread = PumpThread(self.channel)
+
+    def Free(self) -> None:
+        """Collective: wait until nobody lacks anything, then give everything back."""
+        self.begin_thread()  # it answers those that are later than this rank
+        for stream in list(self.channel.streams.values()):
+            self.request(stream.idle_since, "what others lack").Wait()
+        self.comm.patient_barrier()
+        if self._thread is not None:
+            self._thread.Free()
+        self.channel.close()
+
+
+class _Agreement(NamedTuple):
+    key: bytes
+    port: int
+    base: str
+
+
+def connect(comm: Comm, joined: Sequence[Sequence[int]], interface: str = "") -> Connection:
+    """A channel between the ranks of ``comm``.
+
+    Parameters
+    ----------
+    comm : Comm
+    joined : sequence of sequence of int
+        For each multicast address, the ranks that receive what is sent to it. The same on all ranks.
+    interface : str
+        A name, an address or a network of the interfaces to use; "" for the first network that all hosts are in.
+
+    Raises
+    ------
+    TransportError
+        On all ranks, with the reason: multicast does not work here.
+
+    Communication
+    -------------
+    Collective: some all-gathers of short messages, and for each network that is tried a self-test of at most two seconds.
+    """
+    transport = comm.transport
+    if isinstance(transport, VirtualTransport):
+        return _connect_virtual(comm, transport, joined)
+    if not comm.processes:
+        raise TransportError(f"multicast: got {comm.library()}, expected MPI or virtual ranks")
+    nodes = comm.nodes()
+    networks = common_networks(comm.setup_allgather(interfaces()), nodes, interface)
+    why = "the hosts have no network in common that carries multicast"
+    if interface:
+        why = f"interface: got {interface!r}, expected the name, address or network of an interface on every host"
+    for network in networks:
+        try:
+            return _connect_sockets(comm, joined, network, nodes)
+        except TransportError as error:
+            why = str(error)
+    raise TransportError(f"multicast: {why}")
+
+
+def _connect_virtual(comm: Comm, transport: VirtualTransport, joined: Sequence[Sequence[int]]) -> Connection:
+    network: Network = transport.exchanged(Network())[0]  # type: ignore[arg-type,assignment]
+    medium = VirtualMedium(transport, network)
+    network.mediums = transport.exchanged(medium)  # type: ignore[arg-type,assignment]
+    network.members = {number: set(ranks) for number, ranks in enumerate(joined)}
+    medium.channel = Channel(medium, np.zeros(2, np.uint64), comm.rank, comm.size)
+    comm.Barrier()
+    return Connection(comm, medium.channel, "virtual ranks")
+
+
+def _connect_sockets(comm: Comm, joined: Sequence[Sequence[int]], network: Sequence[Interface],
+                     nodes: Sequence[int]) -> Connection:
+    """On one network; a `TransportError` on all ranks where it does not carry multicast."""
+    mine = [number for number, ranks in enumerate(joined) if comm.rank in ranks]
+    drawn = _Agreement(secrets.token_bytes(16), secrets.choice(PORTS),
+                       f"{SCOPE}.{secrets.randbelow(256)}.{secrets.randbelow(1 + max(255 - len(joined), 0))}")
+    agreement = comm.bcast(drawn)
+    own, mtu = network[comm.rank], min(its.mtu for its in network)
+    sockets: Sockets | None = None
+    try:
+        with agreed(comm):
+            try:
+                sockets = Sockets(own, agreement.port, agreement.base, mine, mtu, len(set(nodes)) < comm.size)
+            except OSError as error:
+                raise TransportError(f"{own.name} ({own.address}), port {agreement.port}: {error}") from None
+        assert sockets is not None
+        sockets.know(comm.setup_allgather(sockets.address))
+        channel = Channel(sockets, np.frombuffer(agreement.key, np.uint64), comm.rank, comm.size)
+        channel.limit_window(min(comm.setup_allgather(channel.window)))
+        _test(comm, channel, joined, mine, own)
+    except TransportError:
+        if sockets is not None:
+            sockets.close()
+        raise
+    return Connection(comm, channel, f"{own.network}, port {agreement.port}, {mtu} bytes")
+
+
+def _test(comm: Comm, channel: Channel, joined: Sequence[Sequence[int]], mine: Sequence[int], own: Interface) -> None:
+    """Each rank shows itself at each address, until all have heard all or `TESTS_S` are over."""
+    wanted = {(rank, number) for number in mine for rank in range(comm.size) if rank != comm.rank}
+    heard: list[list[int]] = []
+    for seconds in TESTS_S:
+        for number in range(len(joined)):
+            channel.hello(Group(number))
+        until = channel.medium.now() + seconds
+        channel.pump()
+        while not wanted <= channel.hellos and channel.medium.now() < until:
+            channel.medium.wait(until - channel.medium.now(), False)
+            channel.pump()
+        heard = comm.setup_allgather(sorted({rank for rank, _ in wanted - channel.hellos}))
+        if not any(heard):
+            return
+    first = next(rank for rank, missing in enumerate(heard) if missing)
+    raise TransportError(f"on {own.network}, rank {first} has heard nothing of {_ranks(heard[first])} in {sum(TESTS_S):.1f} s; "
+                         "a switch with IGMP snooping needs a querier, and a firewall may drop UDP")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"
