@@ -42,6 +42,10 @@ class CommError(MpiddlError, RuntimeError):
     """Communication that cannot start or go on."""
 
 
+class DecodeError(CommError):
+    """A coded message that no rank of the job has sent, or that is not one of its code."""
+
+
 class MismatchError(CommError):
     """Ranks that were given different things where the same was wanted; the message lists them."""
 

@@ -128,7 +128,8 @@ class Registry(Mapping[str, Entry]):
     def spelled(self, thing: Any) -> str:
         """A dataclass of this table as a user would write it: its name, and the parameters that are not the defaults; or ""."""
         name = self.name_of(type(thing))
-        values = ((each.name, each.default, getattr(thing, each.name)) for each in dataclasses.fields(thing)) if name else ()
+        settings = [each for each in dataclasses.fields(thing) if each.repr] if name else []
+        values = ((each.name, each.default, getattr(thing, each.name)) for each in settings)
         given = ",".join(f"{key}={value}" for key, default, value in values if value != default)
         return f"{name}:{given}" if given else name
 
@@ -147,6 +148,14 @@ STRATEGIES = Registry("strategy", {
         f"{_SUM} Workers on one host add up in shared memory, then the hosts pass the sums round a ring."),
     "ring": Entry("mpiddl.strategies.synchronous.ring:Ring",
         f"{_SUM} Each worker passes partial sums on to the next worker."),
+    "multicast-allreduce": Entry("mpiddl.strategies.coded.multicast_allreduce:MulticastAllReduce",
+        f"{_SUM} Each worker sends its gradient once, and the network makes the copies."),
+    "coded-sum": Entry("mpiddl.strategies.coded.coded_sum:CodedSum",
+        "In every step, all workers apply the sum of all gradients. Several workers compute each gradient: each "
+        "of them sends a part of it, and a late one is not waited for."),
+    "coded": Entry("mpiddl.strategies.coded.coded:Coded",
+        "The published coded SGD: several workers compute each block of rows, and every worker gets the gradients "
+        "of all blocks from coded packets."),
     "local-sgd": Entry("mpiddl.strategies.periodic.local_sgd:LocalSGD",
         "Each worker trains on its own for a number of steps (the period). Then all workers average their "
         "parameters."),

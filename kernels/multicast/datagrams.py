@@ -3,7 +3,7 @@
 A datagram is a header of two words, the payload, padded with zeros to whole words, and the tag of all that
 (`mpiddl.kernels.multicast.siphash`). Words are of 64 bits, little-endian::
 
-    word 0    round 32 | sender 16 | stream 16
+    word 0    round 40 | sender 12 | stream 12
     word 1    kind 4 | bytes of payload 14 | index 23 | number of datagrams 23
     words     payload
     last      tag
@@ -22,7 +22,11 @@ from mpiddl.kernels.multicast.siphash import siphash
 OVERHEAD = 3
 """Words of a datagram that are not payload."""
 
-LAST_ROUND, LAST_SENDER, LAST_STREAM, MOST_PAYLOAD, MOST_DATAGRAMS = 2**32 - 1, 2**16 - 1, 2**16 - 1, 2**14 - 1, 2**23 - 1
+SENDER_SHIFT, STREAM_SHIFT = 40, 52
+BYTES_SHIFT, INDEX_SHIFT, COUNT_SHIFT = 4, 18, 41
+
+LAST_ROUND, LAST_SENDER, LAST_STREAM, MOST_PAYLOAD, MOST_DATAGRAMS = 2**40 - 1, 2**12 - 1, 2**12 - 1, 2**14 - 1, 2**23 - 1
+"""A round of 100 us, again and again, reaches the last one after three years: numbers are not used twice."""
 
 DATA, ACK, NACK, PROBE, HELLO = range(1, 6)
 """Kinds of datagrams."""
@@ -33,8 +37,6 @@ that has no room yet; with a wrong tag; of a wrong length, or with a header that
 
 END, OTHER = 0, 1
 """Why `store` has stopped: all is done; a datagram that is not data of this stream, whose tag is right."""
-
-BYTES_SHIFT, INDEX_SHIFT, COUNT_SHIFT = 4, 18, 41
 
 
 @inlined
@@ -47,7 +49,7 @@ def pack(kind, nbytes, index, count):
 @inlined
 def address(round_, sender, stream):
     """Word 0."""
-    return np.uint64(round_) | (np.uint64(sender) << np.uint64(32)) | (np.uint64(stream) << np.uint64(48))
+    return np.uint64(round_) | (np.uint64(sender) << np.uint64(SENDER_SHIFT)) | (np.uint64(stream) << np.uint64(STREAM_SHIFT))
 
 
 @kernel
@@ -110,18 +112,16 @@ def store(burst, nbytes, segment, first, key, own, stream, payload, starts, room
         if siphash(key, part[: words - 1], 8 * (words - 1)) != part[words - 1]:
             counters[FORGED] += 1
             continue
-        if (part[1] & np.uint64(15)) != DATA or (part[0] >> np.uint64(48)) != stream:
+        if (part[1] & np.uint64(15)) != DATA or (part[0] >> np.uint64(STREAM_SHIFT)) != stream:
             return number - 1, OTHER
         round_ = np.int64(part[0] & np.uint64(LAST_ROUND))
-        sender = np.int64((part[0] >> np.uint64(32)) & np.uint64(LAST_SENDER))
+        sender = np.int64((part[0] >> np.uint64(SENDER_SHIFT)) & np.uint64(LAST_SENDER))
         size = np.int64((part[1] >> np.uint64(BYTES_SHIFT)) & np.uint64(MOST_PAYLOAD))
         index = np.int64((part[1] >> np.uint64(INDEX_SHIFT)) & np.uint64(MOST_DATAGRAMS))
         count = np.int64(part[1] >> np.uint64(COUNT_SHIFT))
         slot = round_ % len(data)
         if sender >= len(starts) or (size + 7) // 8 != words - OVERHEAD or size > 8 * payload:
             counters[MALFORMED] += 1
-        elif sender == own:
-            counters[OWN] += 1
         elif round_ < base:
             counters[LATE] += 1
         elif round_ >= base + len(data):
@@ -130,7 +130,7 @@ def store(burst, nbytes, segment, first, key, own, stream, payload, starts, room
               or (counts[slot, sender] and counts[slot, sender] != count)):
             counters[MALFORMED] += 1
         elif flags[slot, starts[sender] + index]:
-            counters[REPEATED] += 1
+            counters[OWN if sender == own else REPEATED] += 1
         else:
             at = (starts[sender] + index) * payload
             data[slot, at : at + words - OVERHEAD] = part[2 : words - 1]

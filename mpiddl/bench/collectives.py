@@ -30,6 +30,7 @@ from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.study.limits import HEADERS, free_memory, memory_limit, wire_limit
 from mpiddl.testbed.plan import read_rate
 from mpiddl.transport.mpi import MpiComm, world
+from mpiddl.tuning.rule import MULTICAST
 
 SIZES = (16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20)
 COPIES = 8  # arrays of a rank at most: inputs, results, those of the limit, the library's own
@@ -198,7 +199,7 @@ def _reduce_scatter(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], lib
 
 def _multicast(comm: MpiComm) -> tuple[str, ...]:
     """Its name, if it works here."""
-    return (calls.MULTICAST,) if len(neighbours(comm).topology.nodes) > 1 and works(comm) else ()
+    return (MULTICAST,) if len(neighbours(comm).topology.nodes) > 1 and works(comm) else ()
 
 
 def _ours(comm: MpiComm, call: Callable[[], Any], read: Callable[[], Any] = lambda: None) -> Contender:

@@ -23,6 +23,7 @@ import numpy as np
 
 from mpiddl.bench.collectives import best_library, check_memory, size_text
 from mpiddl.bench.rivals import rivals
+from mpiddl.collectives.multicast import works
 from mpiddl.errors import MpiddlError
 from mpiddl.node.process_memory import readable
 from mpiddl.node.topology import neighbours
@@ -177,7 +178,8 @@ def _forced(link: MpiComm, arrays: _Arrays, all_of_them: bool = True,
     from mpiddl.communicator.kinds import always
 
     topology = neighbours(link).topology
-    names = [name for name in candidates(topology, arrays.name, readable(link) is not None)
+    multicast = len(topology.nodes) > 1 and works(link)
+    names = [name for name in candidates(topology, arrays.name, readable(link) is not None, multicast)
              if all_of_them or name not in ("doubling", "binomial")]
     if topology.size == 1:
         names = [LIBRARY]

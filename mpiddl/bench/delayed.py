@@ -120,7 +120,7 @@ class Run:
     def batch(self, epoch: int, step: int) -> tuple[np.ndarray, np.ndarray]:
         return self._rows
 
-    def batch_by_shard(self, epoch: int, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    def batch_by_shard(self, epoch: int, step: int, parts: Any = None) -> list[tuple[np.ndarray, np.ndarray]]:
         return [self._rows]
 
     def __call__(self, steps: int) -> float:

@@ -29,7 +29,7 @@ from itertools import combinations
 import numpy as np
 
 from mpiddl.coding.placements import BlockPlacement, all_subsets
-from mpiddl.errors import CommError, ShapeError, UsageError
+from mpiddl.errors import DecodeError, ShapeError, UsageError
 from mpiddl.layout import ceil_div
 
 Parts = tuple[tuple[int, int], ...]
@@ -139,7 +139,7 @@ class SubsetCode:
             (np.bitwise_xor if self.xor else np.add)(target, piece, out=target)
 
     def check_parts(self, parts: Parts) -> None:
-        """Raise a `CommError` unless these are the `parts` of one of the packets of this code.
+        """Raise a `DecodeError` unless these are the `parts` of one of the packets of this code.
 
         Examples
         --------
@@ -147,7 +147,7 @@ class SubsetCode:
         >>> SubsetCode(3, 2).check_parts(((2, 0), (0, 0)))
         Traceback (most recent call last):
             ...
-        mpiddl.errors.CommError: packet: got blocks and places [(2, 0), (0, 0)], expected those of a packet of ...
+        mpiddl.errors.DecodeError: packet: got blocks and places [(2, 0), (0, 0)], expected those of a packet of ...
         """
         owners = [self.placement.owners[block] for block, _ in parts if block < len(self.placement.owners)]
         members = set().union(*owners)
@@ -155,7 +155,7 @@ class SubsetCode:
         if self.redundancy == 1 and members:  # such a packet is the same for all receivers
             members.add((min(members) + 1) % self.workers)
         if len(members) != self.redundancy + 1 or self.parts(min(senders), tuple(sorted(members))) != parts:
-            raise CommError(f"packet: got blocks and places {list(parts)}, expected those of a packet of {self}")
+            raise DecodeError(f"packet: got blocks and places {list(parts)}, expected those of a packet of {self}")
 
 
 def check_blocks(own: tuple[int, ...], blocks: Mapping[int, np.ndarray]) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mpiddl.coding.subset_code import SubsetCode, check_blocks
-from mpiddl.errors import CommError, UsageError
+from mpiddl.errors import DecodeError, UsageError
 
 
 class SubsetDecoder:
@@ -77,12 +77,12 @@ class SubsetDecoder:
 
         Raises
         ------
-        CommError
+        DecodeError
             On this rank alone: no packet of this code has such a size or header. Nothing is changed.
         """
         code, size = self._code, self._code.packet_words(self._words)
         if packet.dtype != np.uint32 or packet.shape != (size,):
-            raise CommError(f"packet: got {packet.dtype} of shape {packet.shape}, expected uint32 of shape ({size},)")
+            raise DecodeError(f"packet: got {packet.dtype} of shape {packet.shape}, expected uint32 of shape ({size},)")
         header, total = packet[: 2 * code.redundancy], packet[2 * code.redundancy :]
         parts = tuple((block, place) for block, place in header.reshape(-1, 2).tolist())
         code.check_parts(parts)

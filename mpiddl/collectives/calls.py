@@ -40,7 +40,7 @@ from mpiddl.node.topology import neighbours
 from mpiddl.progress.started import Queue, Started, Steps, run
 from mpiddl.transport.base import SUM, Op
 from mpiddl.transport.comm import Comm
-from mpiddl.tuning.rule import READ, own
+from mpiddl.tuning.rule import MULTICAST, READ, own
 
 WITHOUT_KERNELS = "auto without kernels"
 """As auto, but no compiled kernel is loaded for a short message: for programs that need none otherwise."""
@@ -102,9 +102,6 @@ BROADCAST: dict[str, Callable[..., Steps]] = {
     "scatter": broadcast_scatter,
     "binomial": broadcast_binomial,
 }
-MULTICAST = "multicast"
-"""Between hosts where it works; elsewhere as the algorithm that is first in the table of the call."""
-
 ALLGATHER = ("ring", MULTICAST)
 
 REDUCE: dict[str, Callable[..., Steps]] = {"scatter": reduce_scatter_gather, "binomial": reduce_binomial}

@@ -33,16 +33,27 @@ MEMORY_BYTES = 32 << 20
 
 
 class Hosts:
-    """The channel between the hosts of a communicator. ``link`` is None on ranks that are not leaders."""
+    """The channel between the hosts of a communicator. ``link`` is None on ranks that are not leaders.
+
+    A thread serves the channel: a leader may wait for another one that has not got its acknowledgement.
+    """
 
     def __init__(self, comm: Comm, interface: str = ""):
         near = neighbours(comm)
         self.link: Connection | None = None
         if len(near.topology.nodes) == 1:
             raise TransportError("multicast: all ranks are on one host")
+        why = ""
         with agreed(comm):
             if near.local.rank == 0:
-                self.link = connect(near.across, [range(near.across.size)], interface)
+                try:
+                    self.link = connect(near.across, [range(near.across.size)], interface)
+                except TransportError as error:  # on all leaders
+                    why = str(error)
+        if why := near.local.bcast(why):
+            raise TransportError(why)
+        if self.link is not None:
+            self.link.begin_thread()
 
     def Free(self) -> None:
         """Collective over the leaders."""
@@ -55,28 +66,35 @@ class Pieces(Queue):
 
     Attributes
     ----------
-    memory : list of ndarray of uint8
-        By slot and host, what this host has of it.
+    node : which host this rank is on.
+    round : of the next piece.
+    piece : bytes of a piece that one rank sends.
+
+    Raises
+    ------
+    SharedMemoryError
+        On all ranks: a host has not enough room.
     """
 
     def __init__(self, comm: Comm, senders: Sequence[int]):
         near = neighbours(comm)
-        self._comm, self._near, self._link = comm, near, hosts(comm).link
-        self._nodes = near.topology.nodes
+        self._comm, self._link, nodes = comm, hosts(comm).link, near.topology.nodes
         self.node, self.round = near.topology.node(comm.rank), 0
-        widest = max(len(self._nodes[sender]) for sender in senders)
-        self.piece = max(8, min(PIECE_BYTES, MEMORY_BYTES // (SLOTS * len(senders) * widest)) // 8 * 8)
-        others = [[node for node in range(len(self._nodes)) if node != sender] for sender in range(len(self._nodes))]
-        sizes = [self.piece * len(ranks) if node in senders else 0 for node, ranks in enumerate(self._nodes)]
-        receivers = [others[node] if node in senders else [] for node in range(len(self._nodes))]
+        ranks = [len(node) if len(senders) > 1 else 1 for node in nodes]  # one sender alone: a broadcast of one rank's array
+        most = SLOTS * sum(ranks[sender] for sender in senders)
+        self.piece = max(8, min(PIECE_BYTES, MEMORY_BYTES // most) // 8 * 8)
+        sizes = [self.piece * ranks[node] if node in senders else 0 for node in range(len(nodes))]
+        receivers = [[other for other in range(len(nodes)) if other != node] if node in senders else []
+                     for node in range(len(nodes))]
+        groups = [Group(0)] * len(nodes)
         payload = near.local.bcast(self._link.channel.payload if self._link else 0)
         self._arena = Arena(comm)
-        memory = self._arena.common("pieces", Stream.memory_bytes(sizes, SLOTS, payload), np.uint8)
-        groups = [Group(0)] * len(sizes)
-        self._stream = Stream(0, sizes, receivers, groups, SLOTS, payload, memory)  # for its layout
-        if self._link is not None:
-            self._stream = self._link.channel.stream(sizes, receivers, groups, SLOTS, memory)
-        comm.patient_barrier()  # all have it before anything is sent
+        with self._arena.all_or_nothing(), agreed(comm):  # all have it before anything is sent
+            memory = self._arena.common("pieces", Stream.memory_bytes(sizes, SLOTS, payload), np.uint8)
+            if self._link is not None:
+                self._stream = self._link.channel.stream(sizes, receivers, groups, SLOTS, memory)
+            else:
+                self._stream = Stream(0, sizes, receivers, groups, SLOTS, payload, memory)  # for its layout
 
     def view(self, round_: int, node: int) -> np.ndarray:
         """Where the piece of a host is: uint8, the parts of its ranks one behind the other."""
@@ -118,6 +136,7 @@ class Pieces(Queue):
 
     def Free(self) -> None:
         """Collective."""
+        self.give_up("the memory for multicast was freed")
         if self._link is not None:
             self._link.channel.drop(self._stream)
         self._arena.Free()

@@ -261,13 +261,13 @@ class Faster(Preparing):
         way = self._way("allgather", result.array.nbytes) if result is not None else None
         if result is None or way is None or not result.array.flags.writeable:
             return False
-        link, share = way[0], result.array.size // way[0].size
+        (link, algorithm), share = way, result.array.size // way[0].size
         own = result.array[link.rank * share : (link.rank + 1) * share]
         block = Memory(own.copy()) if sendbuf is MPI.IN_PLACE else payload(sendbuf)
         if block is None or block.array.size != share or _overlap(block, result):
             return False
         try:
-            calls.allgather(link, block.array, result.array)
+            calls.allgather(link, block.array, result.array, algorithm=algorithm)
         finally:
             result.put_back()
         return True

@@ -111,30 +111,36 @@ class ShardedRows:
         """
         return _gather(self._buffer, self._taken(epoch, step))
 
-    def batch_by_shard(self, epoch: int, step: int) -> list[Rows]:
-        """Return the rows of `batch` apart, shard by shard, some perhaps without rows.
+    def batch_by_shard(self, epoch: int, step: int, parts: Sequence[Sequence[int]] | None = None) -> list[Rows]:
+        """Return the rows of `batch` apart, shard by shard, or by sets of shards, ``parts``; some perhaps without rows.
 
-        A shard's arrays have the same shapes, contents and alignment whoever holds it: what is computed from them has the
-        same bits. They are overwritten by the next call. Arguments and errors as `batch`.
+        The arrays of a part have the same shapes, contents and alignment whoever holds it: what is computed from them has the
+        same bits. They are overwritten by the next call, which has the same ``parts``. Other arguments and errors as `batch`.
         """
-        taken, parts = self._taken(epoch, step), {}
+        parts = [[shard] for shard in self.shards] if parts is None else parts
+        taken, picks = self._taken(epoch, step), {}
         for run, rows in taken:
             stop = 0
             for shard in run.shards:
                 start, stop = stop, stop + len(self.layout.step_range(step, shard))
-                parts[shard] = [(run, rows[start:stop])]
+                picks[shard] = (run, rows[start:stop])
         if not self._apart:
-            self._apart = [self._new_buffer(self.layout.max_batch_rows([shard])) for shard in self.shards]
-        return [_gather(buffer, parts.get(shard, [])) for shard, buffer in zip(self.shards, self._apart, strict=True)]
+            self._apart = [self._new_buffer(self.layout.max_batch_rows(part)) for part in parts]
+        return [_gather(buffer, [picks[shard] for shard in part if shard in picks])
+                for part, buffer in zip(parts, self._apart, strict=True)]
 
-    def validation(self, chunk: int = 1024, by_shard: bool = False) -> Iterator[Rows]:
+    def validation(self, chunk: int = 1024, by_shard: bool = False, shards: Sequence[int] | None = None) -> Iterator[Rows]:
         """Yield the rows held back from training, at most ``chunk`` at a time, as `batch` returns them.
 
-        ``by_shard``: never of two shards at a time, so that the pieces do not depend on who holds what.
+        ``by_shard``: never of two shards at a time, so that the pieces do not depend on who holds what. ``shards``: only the
+        rows of these.
         """
+        wanted = self.shards if shards is None else shards
+        by_run = [(run, [rows for shard, rows in zip(run.shards, run.held_back, strict=True) if shard in wanted])
+                  for run in self._runs]
         if by_shard:
-            return self._chunks([(run, rows) for run in self._runs for rows in run.held_back], chunk)
-        return self._chunks([(run, np.concatenate(run.held_back)) for run in self._runs], chunk)
+            return self._chunks([(run, rows) for run, each in by_run for rows in each], chunk)
+        return self._chunks([(run, np.concatenate(each)) for run, each in by_run if each], chunk)
 
     def all_rows(self, chunk: int = 1024) -> Iterator[Rows]:
         """Yield every row held here, in order, as `validation` does: what a test set needs."""

@@ -7,13 +7,20 @@ method       called                                             talks  result
 ===========  =================================================  =====  ==================================================
 check        once, before the data is read                      no     raises an error if the number of ranks does not fit
 resolve      once, after `check`                                yes    the strategy to run on these ranks, and a sentence
+calibrate    once, after `resolve`                              yes    the same, by measurements of the model
+shards       once, before the data is read                      no     the number of data shards that suits it
 placement    once, before the data is read                      no     the data shards of a rank
+blocks       once, before the first step                        no     shards whose gradients it wants one by one
 memory       once, before the first step                        yes    an array for the gradient, or None
 warm         once, before the first step                        no     compiles kernels
 note         once, before the first step                        yes    a sentence for the user
 init         once, before the first step of a new run           yes    the state
+needs_       in each step, before the gradient is computed      yes    whether this rank has to compute its gradient
+gradient
 start        in each step, when a part of the gradient is       yes    the state
              final, during the backward pass
+combine_     in each step, after the backward pass of each      yes    the state
+block        of its `blocks`
 combine      in each step, after the backward pass              yes    `Combined`: the gradient for the update, the state
 mix          in each step, after the update                     yes    the state; changes the parameters in place
 model        at validations and checkpoints                     yes    the one model of all ranks
@@ -27,7 +34,8 @@ Checkpoints save and restore all of it; a strategy needs no code for that.
 
 The loop (`mpiddl.training.loop`) calls, for each step::
 
-    score = model.gradient(...)              which calls  state = start(comm, state, grad, part, step)  for each part
+    if needs_gradient(comm, state, replica, step):
+        score = model.gradient(...)          which calls  state = start(comm, state, grad, part, step)  for each part
     combined = combine(comm, state, grad, replica, step)
     if combined.count: the optimiser's update with combined.grad / combined.count
     state = mix(comm, combined.state, replica, step)
@@ -60,11 +68,13 @@ class Placement(NamedTuple):
     serves : number of workers that the rank serves; 0 for a rank that trains. A serving rank loops until `combine` returns
         ``stop``. For the learning-rate schedule, ``serves`` applied updates count as one step.
     endless : a training rank also loops until `combine` returns ``stop``.
+    scores : those of its shards whose validation rows it scores, if other ranks hold the same shards; None: all.
     """
 
     shards: Sequence[int]
     serves: int = 0
     endless: bool = False
+    scores: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +223,20 @@ class Strategy:
         told = ", ".join(f"{name}={value!r}" for name, value in plain.items() if not name.startswith("_"))
         return f"{type(self).__qualname__}({told})"
 
+    @property
+    def work(self) -> float:
+        """Rows that a rank computes, as a multiple of its share of the batch: 1, unless several ranks compute the same."""
+        return 1.0
+
     def resolve(self, comm: Comm) -> tuple[Strategy, str]:
         """Return the strategy to run on these ranks, by default this one, and a sentence for the user or "".
 
         The result is the same on every rank. Called once, after `check` and before all other functions. Collective.
         """
+        return self, ""
+
+    def calibrate(self, comm: Comm, trial: Any) -> tuple[Strategy, str]:
+        """Return the strategy to run, as `resolve`, by measurements. ``trial``: a `mpiddl.training.trial.Trial`. Collective."""
         return self, ""
 
     def check(self, size: int) -> None:
@@ -226,6 +245,14 @@ class Strategy:
     def placement(self, shards: int, rank: int, size: int) -> Placement:
         """Return the role of ``rank``. The default is a contiguous range of the ``shards`` virtual shards."""
         return Placement(rank_shards(shards, size, rank))
+
+    def shards(self, size: int) -> int:
+        """Return the number of data shards that suits this strategy on ``size`` ranks, unless users ask for another; 0: any."""
+        return 0
+
+    def blocks(self, shards: int, rank: int, size: int) -> Sequence[Sequence[int]] | None:
+        """Return sets of this rank's shards whose gradients are computed one by one (`combine_block`); None: all in one."""
+        return None
 
     def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
         """Return an array for the gradient, shape ``(size,)`` and ``dtype``, or None for memory of the rank's own.
@@ -249,8 +276,19 @@ class Strategy:
         """Return the state before the first step. Called on every rank with the same parameters."""
         return {}
 
+    def needs_gradient(self, comm: Comm, state: Any, replica: Replica, step: Step) -> bool:
+        """Return whether this rank has to compute its gradient in this step. If not, `combine` gets arbitrary numbers."""
+        return True
+
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
         """Called when ``grad[part]`` is final, once for each part and in the same order on every rank. Returns the state."""
+        return state
+
+    def combine_block(self, comm: Comm, state: Any, grad: np.ndarray, number: int, step: Step) -> Any:
+        """Called when ``grad`` is the gradient of number ``number`` of this rank's `blocks`; the next one overwrites it.
+
+        `combine` gets the last one. Returns the state.
+        """
         return state
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:

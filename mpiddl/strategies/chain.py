@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,12 @@ class Chain(Strategy):
     def placement(self, shards: int, rank: int, size: int) -> Placement:
         return self.members[0].placement(shards, rank, size)
 
+    def shards(self, size: int) -> int:
+        return self.members[0].shards(size)
+
+    def blocks(self, shards: int, rank: int, size: int) -> Sequence[Sequence[int]] | None:
+        return self.members[0].blocks(shards, rank, size)
+
     def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
         return self.members[0].memory(comm, size, dtype)
 
@@ -67,9 +74,15 @@ class Chain(Strategy):
     def init(self, comm: Comm, replica: Replica) -> Any:
         return [member.init(comm, replica) for member in self.members]
 
+    def needs_gradient(self, comm: Comm, state: Any, replica: Replica, step: Step) -> bool:
+        return self.members[0].needs_gradient(comm, state[0], replica, step)
+
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
         first = self.members[0].start(comm, state[0], grad, part, step)  # the other members see the gradient in `combine`
         return [first, *state[1:]]
+
+    def combine_block(self, comm: Comm, state: Any, grad: np.ndarray, number: int, step: Step) -> Any:
+        return [self.members[0].combine_block(comm, state[0], grad, number, step), *state[1:]]
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
         states, stop, meet, updates, rate, summed = list[Any](), False, False, 0, 1.0, False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,7 +64,7 @@ class Rows(Protocol):
 
     def batch(self, epoch: int, step: int) -> Arrays: ...
 
-    def batch_by_shard(self, epoch: int, step: int) -> list[Arrays]: ...
+    def batch_by_shard(self, epoch: int, step: int, parts: Sequence[Sequence[int]] | None = None) -> list[Arrays]: ...
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Plan:
     schedule : learning rate as a function of the number of finished steps.
     clip : largest norm of the mean gradient; 0: no limit.
     by_shard : compute one gradient for each data shard.
+    blocks : compute one gradient for each of these sets of data shards.
     meet : steps between two meetings of ranks that are not in lockstep; 0: no meetings.
     leaves : step at which this rank drops out permanently, or None.
     filled : the steps of an epoch that an ``endless`` rank takes; None: all.
@@ -95,6 +96,7 @@ class Plan:
     schedule: Callable[[float], float]
     clip: float
     by_shard: bool = False
+    blocks: Sequence[Sequence[int]] | None = None
     meet: int = 0
     leaves: int | None = None
     filled: Sequence[int] | None = None
@@ -102,7 +104,7 @@ class Plan:
 
     def step(self, index: int) -> tuple[list[Arrays], Step]:
         """The batches and the `Step` of a rank's loop number ``index``: one batch, or one for each data shard with
-        ``by_shard``.
+        ``by_shard``, or for each of ``blocks``.
 
         A serving rank has no batches.
         """
@@ -111,7 +113,8 @@ class Plan:
             return [], Step(index, 0, 0, self.schedule(done), self.steps, self.meet)
         epoch, within = divmod(index, len(self.filled or range(self.steps_per_epoch)))
         within = self.filled[within] if self.filled else within
-        parts = self.rows.batch_by_shard(epoch, within) if self.by_shard else [self.rows.batch(epoch, within)]
+        several = self.by_shard or self.blocks is not None
+        parts = self.rows.batch_by_shard(epoch, within, self.blocks) if several else [self.rows.batch(epoch, within)]
         count = sum(len(x) for x, _ in parts)
         total, rate = self.batch_rows(within), self.schedule(index)
         return parts, Step(index, count, total, rate, self.steps, self.meet, self.batch_rows(0))
@@ -153,13 +156,16 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
     -------------
     That of the strategy and of ``after``.
     """
-    gradient = Gradient(comm, model, state.params, strategy)
+    gradient = Gradient(comm, model, state.params, strategy, plan.blocks is not None)
     while not plan.over(state.index):
         parts, step = plan.step(state.index)
         began = now()
-        score = gradient(comm, state, parts, step)
-        if pace is not None and step.total:
-            pace(step.index, now() - began)
+        if strategy.needs_gradient(comm, state.strategy, state.replica, step):
+            score = gradient(comm, state, parts, step)
+            if pace is not None and step.total:
+                pace(step.index, now() - began)
+        else:
+            score, step = Score(0.0, 0), replace(step, count=0)
         combined = strategy.combine(comm, state.strategy, gradient.flat, state.replica, step)
         if not isinstance(combined, Combined):
             raise UsageError(f"strategy.combine: returned {type(combined).__name__}, expected Combined(grad, count, state)")
@@ -202,8 +208,8 @@ class Gradient:
     buffer for each level of the tree, and one addition per shard.
     """
 
-    def __init__(self, comm: Comm, model: Any, params: FlatBuffer, strategy: Strategy):
-        self.model, self.strategy = model, strategy
+    def __init__(self, comm: Comm, model: Any, params: FlatBuffer, strategy: Strategy, blocks: bool = False):
+        self.model, self.strategy, self._blocks = model, strategy, blocks
         self.buffer = FlatBuffer(model.shapes, params.dtype, strategy.memory(comm, params.flat.size, params.dtype))
         self.flat = self.buffer.flat
         self._sums = [self.buffer]
@@ -218,12 +224,21 @@ class Gradient:
         def ready(part: slice) -> None:
             state.strategy = self.strategy.start(comm, state.strategy, self.flat, part, step)
 
+        if self._blocks:
+            return self._by_block(comm, state, parts, step)
         if not self.strategy.by_shard:
             (rows,) = parts
             return self._of(state.params, rows, self.buffer, ready)
         score = self._tree(state.params, parts)
         ready(slice(0, self.flat.size))
         return score
+
+    def _by_block(self, comm: Comm, state: State, parts: list[Arrays], step: Step) -> Score:
+        scores = []
+        for number, rows in enumerate(parts):
+            scores.append(self._of(state.params, rows, self.buffer))
+            state.strategy = self.strategy.combine_block(comm, state.strategy, self.flat, number, step)
+        return _added(scores)
 
     def _tree(self, params: FlatBuffer, parts: list[Arrays]) -> Score:
         """Sum over all parts: sums of equal size are added, like carries in a binary counter; then the rest, from the right."""
@@ -238,8 +253,7 @@ class Gradient:
                 self._sums[held - 1].flat += self._sums[held].flat
         for last in range(held - 1, 0, -1):
             self._sums[last - 1].flat += self._sums[last].flat
-        found = [score.correct for score in scores if score.correct is not None]
-        return Score(sum(score.loss for score in scores), sum(found) if len(found) == len(scores) else None)
+        return _added(scores)
 
     def _of(self, params: FlatBuffer, rows: Arrays, into: FlatBuffer, ready: Callable[[slice], None] | None = None) -> Score:
         """Compute the gradient of ``rows`` in ``into``. Returns their score."""
@@ -261,3 +275,9 @@ class Gradient:
         if rows > self._rows:
             self._work, self._rows = self.model.workspace(rows, self.flat.dtype), rows
         return self._work
+
+
+def _added(scores: Sequence[Score]) -> Score:
+    """Of several batches."""
+    found = [score.correct for score in scores if score.correct is not None]
+    return Score(sum(score.loss for score in scores), sum(found) if len(found) == len(scores) else None)

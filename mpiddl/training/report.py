@@ -122,9 +122,23 @@ def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
     if overlap := summary.get("overlap"):
         print("A step on rank 0 has {communication_ms:.1f} ms of communication. {could_be_hidden_ms:.1f} ms of it can be "
               "hidden behind computation, and {was_hidden_ms:.1f} ms were hidden.".format(**overlap))
+    if coding := summary.get("coding"):
+        print(*_coding(coding), sep="\n")
     _console().print(table)
     for sentence in summary.get("too_many_ranks", ()):
         print(sentence)
+
+
+def _coding(coding: Mapping[str, Any]) -> list[str]:
+    """What redundancy was good for, in sentences."""
+    said = []
+    if coding["predicted_s"] and coding["step_s"]:
+        said.append(f"A step took {1e3 * coding['step_s']:.3g} ms (median); {1e3 * coding['predicted_s']:.3g} ms were "
+                    "predicted.")
+    for worker, count in coding["not_waited_for"].items():
+        left_out = coding["left_out"].get(worker, 0)
+        said.append(f"Worker {worker} was late and not waited for in {count} steps; it left out {left_out} gradients.")
+    return said
 
 
 def headline(summary: Mapping[str, Any]) -> str:

@@ -255,7 +255,7 @@ def _run(link: Comm, control: Comm, session: Session) -> Result:
 def _pace(link: Comm, session: Session) -> Pace | None:
     job = session.job
     conditions = Conditions(read_slow(job.slow, session.training_ranks), job.jitter, job.seed, read_drop(job.drop))
-    return conditions.pace(link, job.step_seconds) if conditions or link.simulated else None
+    return conditions.pace(link, job.step_seconds * session.strategy.work) if conditions or link.simulated else None
 
 
 def _finish(link: Comm, control: Comm, session: Session, state: State, watch: Watch,

@@ -31,6 +31,7 @@ from mpiddl.training.job import Job, read_drop, read_slow
 from mpiddl.training.loop import Plan, State, applying
 from mpiddl.training.request import Request, agreed_job, is_object, optimiser_chosen
 from mpiddl.training.run_folder import Folder
+from mpiddl.training.trial import Trial
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.comm import Comm
 from mpiddl.version import __version__
@@ -61,7 +62,8 @@ class Session:
 
     def validation_rows(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """This rank's validation rows, in chunks."""
-        return self.rows.validation(by_shard=self.job.reproducible)  # what is found there may end the run
+        scores = self.plan.placement.scores
+        return self.rows.validation(by_shard=self.job.reproducible, shards=scores)  # what is found there may end the run
 
     def test_rows(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """This rank's share of the test rows, in chunks."""
@@ -86,11 +88,13 @@ def open_session(link: Comm, control: Comm, request: Request) -> Iterator[Sessio
 def _prepared(link: Comm, control: Comm, request: Request, folder: Folder | None, earlier: Path | None, job: Job,
               strategy: Strategy, choice: str) -> Iterator[Session]:
     data, model = agreed_data(control, job, request)
+    simulated_s = job.step_seconds if control.simulated else None
+    strategy, measured = strategy.calibrate(link, Trial(model, data, job.dtype, job.batch, simulated_s))
     with agreed(control):
         import_module("mpiddl.kernels.update")  # and numba: all ranks raise together what keeps kernels from loading
         optimiser = _optimiser(job, request)
         make_moments(optimiser, np.zeros(1, job.dtype))
-        layout = _layout(job, data, link.size, earlier)
+        layout = _layout(job, data, link.size, earlier, strategy.shards(link.size))
         placements = _placements(strategy, layout, link.size)
         placement = placements[link.rank]
         _check_conditions(job, strategy, placement, link.rank)
@@ -110,7 +114,7 @@ def _prepared(link: Comm, control: Comm, request: Request, folder: Folder | None
         size, dtype = sum(prod(shape) for shape in model.shapes.values()), np.dtype(job.dtype)
         unused = "" if is_object(request.model) else unused_settings(job)
         said = (thread_note, unused, _data_note(control, rows, strategy), _resume_note(request, earlier, about, control.size),
-                _done_note(job, plan, earlier), _shares_note(layout, placements, plan.trainers, earlier), choice,
+                _done_note(job, plan, earlier), _shares_note(layout, placements, plan.trainers, earlier), choice, measured,
                 strategy.note(link, size, dtype))
         notes = [request.spell(note) for note in said if note]
         warm(control, model, optimiser, rows, job, strategy)
@@ -125,7 +129,7 @@ def dry_run(control: Comm, request: Request) -> str:
     data, model = agreed_data(control, job, request)
     with agreed(control):
         _optimiser(job, request)
-        layout = _layout(job, data, control.size, earlier)
+        layout = _layout(job, data, control.size, earlier, strategy.shards(control.size))
         shapes = model.shapes
         placements = _placements(strategy, layout, control.size)
         for rank, placement in enumerate(placements):
@@ -205,7 +209,8 @@ def _plan(job: Job, placements: list[Placement], rank: int, rows: Any, layout: L
     whole = job.epochs * epoch
     schedule = make_schedule(job, epoch, whole)  # of the whole run, wherever max_steps cuts it
     steps = min(whole, job.max_steps or whole)
-    return Plan(placements[rank], rows, layout.batch_rows, epoch, steps, whole, schedule, job.clip, strategy.by_shard,
+    blocks = strategy.blocks(layout.shards, rank, len(placements))
+    return Plan(placements[rank], rows, layout.batch_rows, epoch, steps, whole, schedule, job.clip, strategy.by_shard, blocks,
                 filled=filled.get(rank), trainers=_trainers(layout, placements))
 
 
@@ -224,7 +229,7 @@ def _shares_note(layout: Layout, placements: list[Placement], trainers: int, ear
     if 0 < trainers < size:
         return f"{size - trainers} of {size} ranks have no rows, because the run has {layout.shards} shards: they only wait"
     most = max(len(placement.shards) for placement in placements)
-    longer = most * size / layout.shards
+    longer = most * size / sum(len(placement.shards) for placement in placements)
     if longer <= UNEVEN:
         return ""
     remedy = "" if earlier else f"; `shards={-(-layout.shards // size) * size}` divides evenly"
@@ -251,8 +256,9 @@ def _leaves(job: Job, rank: int) -> int | None:
     return begin if end is None else None
 
 
-def _layout(job: Job, data: Data, size: int, earlier: Path | None) -> Layout:
-    """Shards and batches; a run that is continued keeps its shards, so that its samples stay the same."""
+def _layout(job: Job, data: Data, size: int, earlier: Path | None, suits: int = 0) -> Layout:
+    """Shards and batches; a run that is continued keeps its shards, so that its samples stay the same. ``suits``: the number of
+    shards that suits the strategy, or 0."""
     if earlier:
         before = checkpoint.load_manifest(earlier)
         shards = before.get("shards", 0) or shard_count(size)
@@ -268,7 +274,7 @@ def _layout(job: Job, data: Data, size: int, earlier: Path | None) -> Layout:
     elif job.reproducible:
         shards = job.shards or DEFAULT_SHARDS  # never of the ranks' making: other shards are other bits
     else:
-        shards = shard_count(size, job.shards or None)
+        shards = shard_count(size, job.shards or min(suits, data.train.n) or None)
     if job.reproducible:
         check_branches(shards, size)
     if not earlier and job.shards > max(data.train.n, size):

@@ -48,6 +48,14 @@ class Meter:
         """Spent in communication, waiting included, as far as spans are kept."""
         return self.waiting + self.moving + sum(span.left - span.entered for span in self.spans)
 
+    def take(self, other: Meter) -> None:
+        """Count what another meter has counted, and empty that one."""
+        self.sent(other.bytes, other.messages)
+        self.waiting, self.moving = self.waiting + other.waiting, self.moving + other.moving
+        for span in other.spans:
+            self.synchronised(*span)
+        other.messages, other.bytes, other.waiting, other.moving, other.spans = 0, 0, 0.0, 0.0, []
+
     def sent(self, nbytes: int, messages: int = 1) -> None:
         self.bytes += int(nbytes)
         self.messages += messages

@@ -11,6 +11,9 @@ LIBRARY = "library"
 READ = "read"
 """Where ranks may read each other's memory; elsewhere another one is taken instead."""
 
+MULTICAST = "multicast"
+"""Between hosts where it works; elsewhere another one is taken instead."""
+
 BUCKETS = "buckets"
 """Parts of a gradient, summed during the backward pass (`mpiddl.collectives.buckets`)."""
 
@@ -26,8 +29,8 @@ WORTH_BYTES = 1 << 20
 CANDIDATES: dict[str, tuple[str, ...]] = {
     "allreduce": (LIBRARY, READ, "two-step", "two-step-leader", "ring", "doubling"),
     "reduce": (LIBRARY, READ, "scatter", "binomial"),
-    "bcast": (LIBRARY, "chain", "scatter", "binomial"),
-    "allgather": (LIBRARY, "ring"),
+    "bcast": (LIBRARY, "chain", "scatter", "binomial", MULTICAST),
+    "allgather": (LIBRARY, "ring", MULTICAST),
     "reduce_scatter": (LIBRARY, READ, "ring"),
     "barrier": (LIBRARY, "dissemination"),
 }
@@ -113,10 +116,11 @@ def nonblocking_bytes(topology: Topology, library: str) -> float:
     return least if len(topology.nodes) > 1 else inf
 
 
-def candidates(topology: Topology, call: str, reads: bool) -> tuple[str, ...]:
-    """What may be taken on such a cluster."""
-    unfit = {"two-step-leader"} if len(topology.nodes) == 1 else set()
-    return tuple(name for name in CANDIDATES[call] if name not in unfit | (set() if reads else {READ}))
+def candidates(topology: Topology, call: str, reads: bool, multicast: bool = False) -> tuple[str, ...]:
+    """What may be taken on such a cluster. ``multicast``: it works."""
+    unfit = {"two-step-leader", MULTICAST} if len(topology.nodes) == 1 else set()
+    unfit |= {name for name, works in ((READ, reads), (MULTICAST, multicast)) if not works}
+    return tuple(name for name in CANDIDATES[call] if name not in unfit)
 
 
 def own(topology: Topology, library: str, reads: bool, call: str, nbytes: int, kernels: bool = True) -> str:

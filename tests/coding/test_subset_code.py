@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mpiddl.coding.clip_quantisation import quantise
 from mpiddl.coding.subset_code import SubsetCode, as_words
 from mpiddl.coding.subset_decoder import SubsetDecoder
-from mpiddl.errors import CommError, ShapeError, UsageError
+from mpiddl.errors import DecodeError, ShapeError, UsageError
 
 pytestmark = pytest.mark.no_mpi
 
@@ -147,7 +147,7 @@ def test_only_headers_of_real_packets_are_believed(workers):
             if (one, two) in real:
                 code.check_parts((one, two))
             else:
-                with pytest.raises(CommError, match="packet: got blocks and places"):
+                with pytest.raises(DecodeError, match="packet: got blocks and places"):
                     code.check_parts((one, two))
 
 
@@ -161,7 +161,7 @@ def test_a_broken_header_changes_nothing():
             broken = packet.copy()
             broken[word] ^= np.uint32(1 << bit)
             if tuple(broken[:4].tolist()) not in real:
-                with pytest.raises(CommError, match="packet: got blocks and places"):
+                with pytest.raises(DecodeError, match="packet: got blocks and places"):
                     decoder.add(broken)
     assert decoder.missing == 6
 
@@ -174,7 +174,7 @@ def test_random_packets_give_an_error_or_a_piece(worker, numbers):
     left = decoder.missing
     try:
         new = decoder.add(np.array(numbers, np.uint32))
-    except CommError:
+    except DecodeError:
         new = False
     assert decoder.missing == left - new
 
@@ -185,7 +185,7 @@ def test_packets_of_a_wrong_size(change):
     code = SubsetCode(4, 2)
     blocks = random_words(code, 5)
     decoder = SubsetDecoder(code, 0, own_blocks(code, blocks, 0))
-    with pytest.raises(CommError, match=r"packet: got u?int\d\d of shape \(.*\), expected uint32 of shape \(7,\)"):
+    with pytest.raises(DecodeError, match=r"packet: got u?int\d\d of shape \(.*\), expected uint32 of shape \(7,\)"):
         decoder.add(change(packets(code, blocks)[-1]))
     assert decoder.missing == 6
 

@@ -27,11 +27,12 @@ training.agreed_data             | the data and the model of a run, the same on 
 training.request                 | what the caller asked for, agreed by all ranks
 training.prediction training.loop training.evaluation | a trained model; the one loop; scores
 training.checkpoint training.builders training.compile_kernels training.report training.run_folder | the parts of a run
-training.metrics training.job training.conditions | seconds, bytes, loss; settings; slow ranks, drop-outs
+training.metrics training.job training.conditions training.trial | seconds, bytes; settings; slow ranks; a gradient tried out
 training                         |
 communicator                     | mpi4py's communicator with mpiddl's collectives under it
 strategies                       | what ranks exchange during training, and when: the names
 strategies.gossip                | exchanges with a few other ranks
+strategies.coded                 | sums of gradients that several workers compute
 strategies.synchronous           | the sum of all gradients in every step
 strategies.periodic              | late or seldom: sums a step later, averages after several steps
 strategies.server.rules          | update rules of parameter servers
@@ -39,7 +40,6 @@ strategies.server                | parameter servers: shards and their transport
 strategies.chain                 | several strategies, one after the other
 strategies.base                  | the interface of a strategy
 models optim data                | pure functions of arrays; files to rows. No MPI
-coding                           | which workers compute which blocks; codes. Pure functions, no MPI
 collectives                      | all-reduce and the other collectives, one algorithm a file
 tuning                           | which algorithm for which size: rule, table, choice
 progress                         | operations under way, and the thread that advances them
@@ -53,6 +53,7 @@ transport.comm                   | the communicator on any transport: counts byt
 transport.messages               | collectives made of messages
 transport.base                   | what a transport must offer: eight members; what it may offer beyond that
 transport.meter transport.in_flight transport.uncaught | bytes and seconds; work in flight; errors printed once
+coding                           | which workers compute which blocks; codes. Pure functions, no MPI
 memory layout registry testbed   | flat buffers; virtual shards; built-in classes by name; a cluster on one machine
 user_code                        | a user's own classes by name
 kernels                          | numba; installed as mpiddl.kernels

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from math import inf
@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl import kernels
+from mpiddl.errors import TransportError
 from mpiddl.transport.multicast.control import NOBODY, Control, ReplayWindow, packed, unpacked
 from mpiddl.transport.multicast.medium import BURST_BYTES, BURST_DATAGRAMS, Destination, Group, Medium, Received
 from mpiddl.transport.multicast.receiving import Receiving
@@ -48,6 +49,9 @@ BURSTS = 16
 
 BUFFER_WORDS = 2 * 8192
 """For what is received at a time."""
+
+MOST_GROUPS = 256
+"""Multicast addresses of a channel."""
 
 COUNTED = ("placed", "repeated", "own", "late", "early", "forged", "malformed")
 """What the kernel counts (`mpiddl.kernels.multicast.datagrams`)."""
@@ -71,20 +75,24 @@ class Channel:
     streams : those that were made and not dropped, by number.
     hellos : who has been heard at which multicast address.
     window : datagrams that may be under way to this rank.
+    failure : what has ended the thread that pumped it, or None.
     """
 
     def __init__(self, medium: Medium, key: np.ndarray, rank: int, size: int):
+        if size > kernels.datagrams.LAST_SENDER + 1:
+            raise TransportError(f"multicast: got {size} hosts, expected at most {kernels.datagrams.LAST_SENDER + 1}")
         self.medium, self.rank, self.size, self._key = medium, rank, size, key
         self.payload = medium.datagram_bytes // 8 - kernels.datagrams.OVERHEAD
         self.window = max(min(WINDOW_BYTES, medium.buffer_bytes // 2) // medium.datagram_bytes, 4)
-        self.burst_datagrams = min(BURST_DATAGRAMS, BURST_BYTES // medium.datagram_bytes)
+        self.burst_datagrams, self.prompt = min(BURST_DATAGRAMS, BURST_BYTES // medium.datagram_bytes), medium.prompt
         self.lock, self.unattended = threading.RLock(), threading.Event()
         self.unattended.set()
         self.streams: dict[int, Stream] = {}
         self.hellos: set[tuple[int, int]] = set()
+        self.failure: BaseException | None = None
         self._counts: Counter[str] = Counter()
         self._nothing = Stream(kernels.datagrams.LAST_STREAM, [0] * size, [()] * size, [None] * size, 1, self.payload)
-        self._numbers, self._sequence = count(), count(1)
+        self._made, self._sequence = 0, count(1)
         self._replays = [ReplayWindow() for _ in range(size)]
         self._queue: deque[tuple[np.ndarray, int, Destination]] = deque()
         self._buffer = np.zeros(BUFFER_WORDS, np.uint64)
@@ -94,15 +102,18 @@ class Channel:
     # For the user of a channel; with `lock` held, where a thread pumps it.
 
     def stream(self, sizes: Sequence[int], receivers: Sequence[Sequence[int]], groups: Sequence[Group | None], slots: int,
-               memory: np.ndarray | None = None) -> Stream:
+               memory: np.ndarray | None = None, lasting: bool = False, everyone: Group | None = None) -> Stream:
         """A new stream (`Stream`). All ranks make the same ones, in the same order, and none sends before all have made it."""
         with self.lock:
-            number = next(self._numbers) % kernels.datagrams.LAST_STREAM
-            made = self.streams[number] = Stream(number, sizes, receivers, groups, slots, self.payload, memory)
+            if self._made >= kernels.datagrams.LAST_STREAM:  # numbers are not used twice: old datagrams would be taken
+                raise TransportError(f"multicast: got {self._made + 1} streams, expected at most {self._made} in a channel")
+            made = Stream(self._made, sizes, receivers, groups, slots, self.payload, memory, lasting, everyone)
+            self.streams[made.number] = made
+            self._made += 1
         return made
 
     def drop(self, stream: Stream) -> None:
-        """Forget a stream; all ranks have what they want of it."""
+        """Forget a stream, of which this rank needs no more, and others need nothing of this rank (`Stream.idle_since`)."""
         with self.lock:
             self._nothing.counters += stream.counters
             self.streams.pop(stream.number, None)
@@ -113,26 +124,49 @@ class Channel:
 
         The round is open (`Stream.is_open`).
         """
+        if round_ > kernels.datagrams.LAST_ROUND:
+            raise TransportError(f"multicast: round: got {round_}, expected at most {kernels.datagrams.LAST_ROUND}")
+        stream.check_room(round_, self.rank if owner is None else owner, nbytes)
         self._sending.put(stream, round_, nbytes, self.rank if owner is None else owner)
 
     def release(self, stream: Stream, round_: int) -> None:
         """This rank has used all of the round that it will use."""
-        stream.used[round_ % stream.slots] = True
+        stream.used_to = stream.used_by[self.rank] = max(stream.used_to, round_ + 1)
         self.advance(stream)
 
+    def fetch(self, stream: Stream, round_: int, owner: int) -> None:
+        """Get a full transfer whose receiver this rank is not, of whoever has it. For a lasting stream."""
+        self._receiving.fetch(stream, round_, owner, self.now())
+
+    def want_room(self, stream: Stream, round_: int) -> None:
+        """Note whether this rank waits for a slot: after a while it asks whom it waits for."""
+        stream.wanted_since = None if stream.open_since(round_) is not None else self.now()
+
+    def leave(self) -> None:
+        """Tell all that this rank needs no more, and need not be waited for."""
+        for number in self.streams:
+            for rank in range(self.size):
+                if rank != self.rank:
+                    self._give_up(number, rank)
+
     def hello(self, group: Group) -> None:
-        """Show all who have joined a multicast address that they can be reached."""
-        message = Control(kernels.datagrams.HELLO, self.rank, kernels.datagrams.LAST_STREAM, 0, NOBODY, (group.number,))
+        """Show all who have joined a multicast address that they can be reached, by datagrams as long as any."""
+        values = group.number, *[0] * (self.payload - 2)
+        message = Control(kernels.datagrams.HELLO, self.rank, kernels.datagrams.LAST_STREAM, 0, NOBODY, values)
         self._tell(message, group)
 
     def pump(self) -> None:
         """Store what has come, answer it, and send what may be sent, as far as that goes without waiting."""
+        if self.failure is not None:
+            raise self.failure
         with self.lock:
+            self._receiving.look_anew()
             self._receive()
             now = self.now()
             for stream in list(self.streams.values()):
-                self._receiving.remind(stream, now)
                 self._sending.remind(stream, now)
+                self.advance(stream)
+                self._receiving.remind(stream, now)
             self._repairing.answer()
             while self._queue and self.medium.send(*self._queue[0]):
                 self._queue.popleft()
@@ -142,8 +176,8 @@ class Channel:
     @contextmanager
     def attended(self) -> Iterator[None]:
         """The caller pumps: a thread need not."""
-        self.unattended.clear()
         try:
+            self.unattended.clear()
             yield
         finally:
             self.unattended.set()
@@ -180,6 +214,9 @@ class Channel:
     def now(self) -> float:
         return self.medium.now()
 
+    def departed(self) -> float:
+        return self.medium.departed()
+
     def count(self, what: str, number: int = 1) -> None:
         self._counts[what] += int(number)
 
@@ -188,7 +225,7 @@ class Channel:
         self.count("rejoined")
         self.medium.rejoin()
 
-    def tell(self, kind: int, to: int, stream: Stream, round_: int, owner: int, values: tuple[int, ...]) -> None:
+    def tell(self, kind: int, to: Destination, stream: Stream, round_: int, owner: int, values: tuple[int, ...]) -> None:
         """Send a control message, which may get lost."""
         if to != self.rank:
             self.count({kernels.datagrams.ACK: "acks", kernels.datagrams.NACK: "nacks"}.get(kind, "probes"))
@@ -207,12 +244,13 @@ class Channel:
 
     def advance(self, stream: Stream) -> None:
         """Free slots, and tell the senders early enough."""
-        stepped = stream.advance()
-        if stepped:
+        if stream.advance():
             stream.opened = max(stream.opened, self.now())
-        if stepped and stream.base - stream.told >= max(stream.slots // 2, 1):
-            stream.told = stream.base
-            self._receiving.acknowledge(stream, stream.base, NOBODY, stream.senders[self.rank])
+        untold = max(stream.base - stream.told[0], stream.used_to - stream.told[1])
+        if untold >= (1 if stream.lasting else max(stream.slots // 2, 1)):
+            stream.told = stream.base, stream.used_to
+            to: Iterable[Destination] = range(self.size) if stream.lasting else stream.senders[self.rank]
+            self._receiving.acknowledge(stream, stream.base, NOBODY, [stream.everyone] if stream.everyone is not None else to)
 
     def _tell(self, message: Control, to: Destination) -> None:
         datagram = packed(message, next(self._sequence), self._key)
@@ -230,12 +268,12 @@ class Channel:
         number, segment = 0, got.segment
         touched = set()
         while number * segment < got.nbytes:
-            stream = self.streams.get(int(burst[number * segment // 8] >> np.uint64(48)), self._nothing)
+            stream = self.streams.get(stream_of(burst[number * segment // 8]), self._nothing)
             touched.add(stream)
             number, why = self._store(stream, burst, got.nbytes, segment, number)
             if why == kernels.datagrams.OTHER:
                 begin, length = number * segment // 8, min(segment, got.nbytes - number * segment) // 8
-                number += self._handle(burst[begin : begin + length], stream)
+                number += self._handle(burst[begin : begin + length], stream, got.source)
         for stream in touched:
             self._receiving.note(stream, got.source if got.multicast else -1, self.now())
 
@@ -246,20 +284,20 @@ class Channel:
             stream.counters)
         return int(number), int(why)
 
-    def _handle(self, datagram: np.ndarray, asked: Stream) -> bool:
+    def _handle(self, datagram: np.ndarray, asked: Stream, source: int) -> bool:
         """A datagram with a right tag that is not data of ``asked``; False for data of a stream that has to be asked."""
-        kind, number = int(datagram[1]) & 15, int(datagram[0] >> np.uint64(48))
+        kind, number = int(datagram[1]) & 15, stream_of(datagram[0])
         if kind == kernels.datagrams.DATA:
             other = self.streams.get(number)
             if other is None:
                 self.count("unknown")
             return other is None or other is asked
         found = unpacked(datagram)
-        if found is None or found[0].sender >= self.size:
+        if found is None or found[0].sender != source:
             self.count("unknown")
-        elif found[0].sender != self.rank:
+        elif source != self.rank:
             message, sequence = found
-            if self._replays[message.sender].is_new(sequence):
+            if self._replays[source].is_new(sequence):
                 self._obey(message)
             else:
                 self.count("replayed")
@@ -269,8 +307,11 @@ class Channel:
         """A control message of another rank."""
         stream, now = self.streams.get(message.stream), self.now()
         self._sending.heard(message.sender, now)
-        if message.kind == kernels.datagrams.HELLO and len(message.values) == 1:
+        if message.kind == kernels.datagrams.HELLO and message.values and message.values[0] < MOST_GROUPS:
             self.hellos.add((message.sender, message.values[0]))
+        elif stream is None and message.stream < self._made:
+            if message.kind == kernels.datagrams.PROBE:  # the last acknowledgement has got lost
+                self._give_up(message.stream, message.sender)
         elif stream is None or not (message.owner < self.size or message.owner == NOBODY):
             self.count("unknown")
         elif message.kind == kernels.datagrams.ACK:
@@ -281,6 +322,17 @@ class Channel:
             self._receiving.on_probe(stream, message, now)
         else:
             self.count("unknown")
+
+
+    def _give_up(self, stream: int, rank: int) -> None:
+        """Tell a rank that this one needs no more of a stream."""
+        never = kernels.datagrams.LAST_ROUND + 1
+        self._tell(Control(kernels.datagrams.ACK, self.rank, stream, 0, NOBODY, (0, 1, never, never)), rank)
+
+
+def stream_of(word: np.uint64) -> int:
+    """The number of the stream, from the first word of a datagram."""
+    return int(word) >> kernels.datagrams.STREAM_SHIFT
 
 
 def state(channel: Channel) -> Any:

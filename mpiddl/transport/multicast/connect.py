@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import secrets
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +30,12 @@ TESTS_S = tuple(0.02 * 2**attempt for attempt in range(7))
 PORTS = range(20_000, 32_000)
 """Below those that Linux hands out by itself (net.ipv4.ip_local_port_range)."""
 
+PORT_ATTEMPTS = 3
+"""A program of another job may have the port."""
+
+LINGER_S, FAREWELLS, FAREWELL_S = 5.0, 5, 0.01
+"""For what others lack of a rank whose process ends; times that it tells them that it goes, and seconds from time to time."""
+
 SCOPE = "239.192"
 """Addresses for use inside an organisation (RFC 2365, section 6.2)."""
 
@@ -46,6 +55,8 @@ class Connection:
     def __init__(self, comm: Comm, channel: Channel, place: str):
         self.comm, self.channel, self.place = comm, channel, place
         self._thread: PumpThread | None = None
+        if not isinstance(comm.transport, VirtualTransport):
+            atexit.register(self.leave)
 
     def request(self, since: Callable[[], float | None], what: str) -> Request:
         """A request that is complete from the moment ``since()``; None: not yet. ``what``: for messages."""
@@ -55,13 +66,38 @@ class Connection:
             return VirtualRequest(transport, since, what)
         return ChannelRequest(self.comm, self.channel, since)
 
+    @property
+    def timeless(self) -> bool:
+        """No time passes on these ranks: none of them can be late."""
+        return isinstance(self.comm.transport, VirtualTransport) and not self.comm.simulated
+
+    def serve(self) -> None:
+        """Take what has come, where no thread does it."""
+        if self._thread is None:
+            self.channel.pump()
+
     def begin_thread(self) -> None:
         """Have a thread serve the channel while this rank computes. Virtual ranks are served without one."""
         if self._thread is None and not isinstance(self.comm.transport, VirtualTransport):
             self._thread = PumpThread(self.channel)
 
+    def leave(self) -> None:
+        """At the end of a process that has not called `Free`: see to it that no rank waits for this one."""
+        if self._thread is not None:
+            self._thread.Free()
+        with suppress(TransportError):
+            channel, streams = self.channel, list(self.channel.streams.values())
+            until = channel.now() + LINGER_S
+            while channel.now() < until and any(stream.idle_since() is None for stream in streams):
+                channel.pump()
+                channel.medium.wait(min(channel.pause(), LINGER_S), channel.queued > 0)
+            for _ in range(FAREWELLS):
+                channel.leave()
+                time.sleep(FAREWELL_S)
+
     def Free(self) -> None:
         """Collective: wait until nobody lacks anything, then give everything back."""
+        atexit.unregister(self.leave)
         self.begin_thread()  # it answers those that are later than this rank
         for stream in list(self.channel.streams.values()):
             self.request(stream.idle_since, "what others lack").Wait()
@@ -72,6 +108,8 @@ class Connection:
 
 
 class _Agreement(NamedTuple):
+    """What rank 0 has drawn."""
+
     key: bytes
     port: int
     base: str
@@ -129,27 +167,48 @@ def _connect_sockets(comm: Comm, joined: Sequence[Sequence[int]], network: Seque
                      nodes: Sequence[int]) -> Connection:
     """On one network; a `TransportError` on all ranks where it does not carry multicast."""
     mine = [number for number, ranks in enumerate(joined) if comm.rank in ranks]
-    drawn = _Agreement(secrets.token_bytes(16), secrets.choice(PORTS),
-                       f"{SCOPE}.{secrets.randbelow(256)}.{secrets.randbelow(1 + max(255 - len(joined), 0))}")
-    agreement = comm.bcast(drawn)
     own, mtu = network[comm.rank], min(its.mtu for its in network)
-    sockets: Sockets | None = None
+    for attempt in range(1, PORT_ATTEMPTS + 1):
+        agreement = _draw(comm, len(joined))
+        try:
+            sockets = _open(comm, own, agreement, mine, mtu, len(set(nodes)) < comm.size)
+            break
+        except TransportError:
+            if attempt == PORT_ATTEMPTS:
+                raise
     try:
-        with agreed(comm):
-            try:
-                sockets = Sockets(own, agreement.port, agreement.base, mine, mtu, len(set(nodes)) < comm.size)
-            except OSError as error:
-                raise TransportError(f"{own.name} ({own.address}), port {agreement.port}: {error}") from None
-        assert sockets is not None
-        sockets.know(comm.setup_allgather(sockets.address))
+        sockets.know(comm.setup_allgather(sockets.addresses))
         channel = Channel(sockets, np.frombuffer(agreement.key, np.uint64), comm.rank, comm.size)
         channel.limit_window(min(comm.setup_allgather(channel.window)))
         _test(comm, channel, joined, mine, own)
     except TransportError:
+        sockets.close()
+        raise
+    return Connection(comm, channel, f"{own.network}, port {agreement.port}, {mtu} bytes")
+
+
+def _draw(comm: Comm, groups: int) -> _Agreement:
+    """By rank 0."""
+    base = f"{SCOPE}.{secrets.randbelow(256)}.{secrets.randbelow(1 + max(255 - groups, 0))}"
+    agreement: _Agreement = comm.bcast(_Agreement(secrets.token_bytes(16), secrets.choice(PORTS), base))
+    return agreement
+
+
+def _open(comm: Comm, own: Interface, agreement: _Agreement, mine: Sequence[int], mtu: int, together: bool) -> Sockets:
+    """A `TransportError` on all ranks where a system refuses."""
+    sockets: Sockets | None = None
+    try:
+        with agreed(comm):
+            try:
+                sockets = Sockets(own, agreement.port, agreement.base, mine, mtu, together)
+            except OSError as error:
+                raise TransportError(f"{own.name} ({own.address}), port {agreement.port}: {error}") from None
+    except TransportError:
         if sockets is not None:
             sockets.close()
         raise
-    return Connection(comm, channel, f"{own.network}, port {agreement.port}, {mtu} bytes")
+    assert sockets is not None  # or it was raised
+    return sockets
 
 
 def _test(comm: Comm, channel: Channel, joined: Sequence[Sequence[int]], mine: Sequence[int], own: Interface) -> None:

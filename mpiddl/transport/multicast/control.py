@@ -42,7 +42,8 @@ class Control(NamedTuple):
 def packed(message: Control, sequence: int, key: np.ndarray) -> np.ndarray:
     """The datagram, in words."""
     words = [message.owner, *message.values]
-    first = message.round | message.sender << 32 | message.stream << 48
+    first = (message.round | message.sender << kernels.datagrams.SENDER_SHIFT
+             | message.stream << kernels.datagrams.STREAM_SHIFT)
     second = message.kind | 8 * len(words) << kernels.datagrams.BYTES_SHIFT | sequence << kernels.datagrams.INDEX_SHIFT
     datagram = np.array([first, second, *words, 0], np.uint64)
     kernels.datagrams.seal(datagram, key)
@@ -55,7 +56,8 @@ def unpacked(datagram: np.ndarray) -> tuple[Control, int] | None:
     nbytes = second >> kernels.datagrams.BYTES_SHIFT & kernels.datagrams.MOST_PAYLOAD
     if not words or nbytes != 8 * len(words):
         return None
-    sender, stream = first >> 32 & kernels.datagrams.LAST_SENDER, first >> 48
+    sender = first >> kernels.datagrams.SENDER_SHIFT & kernels.datagrams.LAST_SENDER
+    stream = first >> kernels.datagrams.STREAM_SHIFT
     message = Control(second & 15, sender, stream, first & kernels.datagrams.LAST_ROUND, words[0], tuple(words[1:]))
     return message, second >> kernels.datagrams.INDEX_SHIFT
 
@@ -70,8 +72,8 @@ class ReplayWindow:
         """Note a number; False if it was there before, or is too old to tell."""
         ahead = sequence - self._last
         if ahead > 0:
-            self._had = (self._had << ahead if ahead < WINDOW else 0) & ((1 << WINDOW) - 1) | 1
-            self._last = sequence
+            had = (self._had << ahead if ahead < WINDOW else 0) & ((1 << WINDOW) - 1) | 1
+            self._last, self._had = sequence, had
             return True
         if -ahead >= WINDOW or self._had >> -ahead & 1:
             return False

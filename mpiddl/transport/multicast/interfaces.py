@@ -66,9 +66,10 @@ def common_networks(by_rank: Sequence[Sequence[Interface]], nodes: Sequence[int]
     alone = len(set(nodes)) == 1
     found = []
     for candidate in by_rank[0]:
-        if candidate.loopback != alone or not (candidate.multicast or alone):
+        if candidate.loopback != alone:
             continue
-        chosen = [next((its for its in theirs if its.network == candidate.network), None) for theirs in by_rank]
+        chosen = [next((its for its in theirs if its.network == candidate.network and (its.multicast or alone)), None)
+                  for theirs in by_rank]
         there = [its for its in chosen if its is not None]
         homes = {its.address: node for its, node in zip(there, nodes, strict=False)}
         distinct = len(homes) == len(set(nodes))

@@ -38,13 +38,18 @@ class Received(NamedTuple):
 
 
 class Medium(Protocol):
-    """Attributes: bytes of a datagram at most; bytes that a receiver can be behind."""
+    """Attributes: bytes of a datagram at most; bytes that a receiver can be behind; whether each rank answers at once, whatever
+    it computes."""
 
     datagram_bytes: int
     buffer_bytes: int
+    prompt: bool
 
     def now(self) -> float:
         """Seconds."""
+
+    def departed(self) -> float:
+        """When all that was sent will have left this host, as far as it is known."""
 
     def send(self, burst: np.ndarray, segment: int, to: Destination) -> bool:
         """Send datagrams of ``segment`` bytes, the last one may be shorter; False where there is no room now."""

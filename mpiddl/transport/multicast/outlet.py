@@ -12,12 +12,14 @@ from mpiddl.transport.multicast.stream import Stream
 
 
 class Outlet(Protocol):
-    """Attributes: this rank, and how many there are; datagrams that may be under way to it; most datagrams of a burst."""
+    """Attributes: this rank, and how many there are; datagrams that may be under way to it; most datagrams of a burst; whether
+    each rank answers at once (`Medium`)."""
 
     rank: int
     size: int
     window: int
     burst_datagrams: int
+    prompt: bool
 
     @property
     def streams(self) -> Mapping[int, Stream]:
@@ -30,10 +32,13 @@ class Outlet(Protocol):
     def queued(self) -> int:
         """Bursts that wait for room to be sent."""
 
+    def departed(self) -> float:
+        """When all that was dispatched will have left this host."""
+
     def count(self, what: str, number: int = 1) -> None:
         """Note something for `Channel.figures`."""
 
-    def tell(self, kind: int, to: int, stream: Stream, round_: int, owner: int, values: tuple[int, ...]) -> None:
+    def tell(self, kind: int, to: Destination, stream: Stream, round_: int, owner: int, values: tuple[int, ...]) -> None:
         """Send a control message, which may get lost."""
 
     def dispatch(self, stream: Stream, round_: int, owner: int, nbytes: int, indices: np.ndarray,

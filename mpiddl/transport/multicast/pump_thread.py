@@ -20,10 +20,14 @@ class PumpThread:
 
     def _run(self) -> None:
         channel = self._channel
-        while not self._ended:
-            channel.unattended.wait()
-            channel.pump()
-            channel.medium.wait(min(channel.pause(), LONGEST_WAIT_S), channel.queued > 0)
+        try:
+            while not self._ended:
+                channel.unattended.wait()
+                channel.pump()
+                channel.medium.wait(min(channel.pause(), LONGEST_WAIT_S), channel.queued > 0)
+        except BaseException as error:  # the rank meets it when it waits for the channel next
+            channel.failure = error
+            raise
 
     def Free(self) -> None:
         """End the thread."""

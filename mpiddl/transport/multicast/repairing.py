@@ -7,7 +7,7 @@ sender. What several ranks lack at a time goes to all of them at once, by multic
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,11 +27,8 @@ RUNS = 128
 """Of missing datagrams in one question."""
 
 
-class Asked(NamedTuple):
-    """By whom, and how often before."""
-
-    asker: int
-    attempts: int
+Wanted: TypeAlias = dict[int, dict[int, int]]
+"""By datagram: who lacks it, and how often they have asked."""
 
 
 class Repairing:
@@ -39,21 +36,22 @@ class Repairing:
 
     def __init__(self, channel: Outlet):
         self._channel = channel
-        self._wanted: dict[tuple[int, int, int], dict[int, set[Asked]]] = {}
+        self._wanted: dict[tuple[int, int, int], Wanted] = {}
 
     def on_nack(self, stream: Stream, message: Control) -> None:
         """Note what is wanted."""
         if message.owner == NOBODY or len(message.values) < 3 or not stream.is_open(message.round):
             return
         attempts, asker, *runs = message.values
-        known = asker < self._channel.size and asker in stream.receivers[message.owner] and asker != self._channel.rank
+        known = asker < self._channel.size and asker != self._channel.rank
         if known and attempts <= 0xFFFF:
             wanted = self._wanted.setdefault((stream.number, message.round, message.owner), {})
-            most = int(stream.rooms[message.owner])
-            for run in runs:
+            begin, most = 0, int(stream.rooms[message.owner])
+            for run in runs:  # each behind the one before
                 first, number = run & 0xFFFFFFFF, run >> 32
-                for index in range(first, min(first + number, most)):
-                    wanted.setdefault(index, set()).add(Asked(asker, attempts))
+                for index in range(max(first, begin), min(first + number, most)):
+                    wanted.setdefault(index, {})[asker] = attempts
+                begin = max(first + number, begin)
 
     def answer(self) -> None:
         """Send what was asked for and is here."""
@@ -67,14 +65,14 @@ class Repairing:
                     continue
             del self._wanted[key]
 
-    def _answer(self, stream: Stream, round_: int, owner: int, wanted: dict[int, set[Asked]]) -> dict[int, set[Asked]]:
+    def _answer(self, stream: Stream, round_: int, owner: int, wanted: Wanted) -> Wanted:
         """Returns what has not come here yet."""
         slot, begin = round_ % stream.slots, int(stream.starts[owner])
         out = stream.outgoing.get((round_, owner))
         sent = out.next if out is not None and out.put else stream.rooms[owner]  # the rest goes out without being asked for
         to: dict[Destination, list[int]] = {}
         lost: dict[int, list[int]] = {}
-        later: dict[int, set[Asked]] = {}
+        later: Wanted = {}
         for index in sorted(wanted):
             if stream.flags[slot, begin + index]:
                 if index < sent:
@@ -83,8 +81,8 @@ class Repairing:
             elif index >= stream.tops[slot, owner]:
                 later[index] = wanted[index]
             else:
-                for asked in wanted[index]:
-                    lost.setdefault(asked.asker, []).append(index)
+                for asker in wanted[index]:
+                    lost.setdefault(asker, []).append(index)
         for destination, indices in to.items():
             self._send(stream, round_, owner, indices, destination)
         for asker, indices in lost.items() if owner != self._channel.rank else ():
@@ -92,16 +90,14 @@ class Repairing:
             self._channel.tell(kernels.datagrams.NACK, owner, stream, round_, owner, (0, asker, *runs))
         return later
 
-    def _destinations(self, stream: Stream, owner: int, all_asked: set[Asked]) -> Iterable[Destination]:
-        group, askers = stream.groups[owner], {asked.asker for asked in all_asked}
-        if group is not None and len(askers) > 1 and all(asked.attempts < DIRECT for asked in all_asked):
-            return [group]
-        return askers
+    def _destinations(self, stream: Stream, owner: int, askers: dict[int, int]) -> Iterable[Destination]:
+        group = stream.groups[owner]
+        return [group] if group is not None and len(askers) > 1 and max(askers.values()) < DIRECT else askers
 
     def _send(self, stream: Stream, round_: int, owner: int, indices: list[int], to: Destination) -> None:
-        nbytes = stream.length(round_, owner)
-        if not nbytes:  # the last datagram, from which the length is known, is not here
-            nbytes = 8 * stream.payload * int(stream.counts[round_ % stream.slots, owner])
+        slot, count = round_ % stream.slots, int(stream.counts[round_ % stream.slots, owner])
+        known = stream.flags[slot, stream.starts[owner] + count - 1]  # the last datagram tells the length
+        nbytes = stream.length(round_, owner) if known else 8 * stream.payload * count
         most = self._channel.burst_datagrams
         for begin in range(0, len(indices), most):
             if self._channel.queued >= QUEUE:

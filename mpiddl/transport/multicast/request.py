@@ -8,7 +8,7 @@ from typing import Any
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.multicast.channel import Channel
 
-LONGEST_WAIT_S = 0.002
+LONGEST_WAIT_S = 0.005
 """In the sockets; then MPI is given a chance to move messages."""
 
 

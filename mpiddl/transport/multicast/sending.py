@@ -13,9 +13,6 @@ from mpiddl.transport.multicast.outlet import Outlet
 from mpiddl.transport.multicast.stream import Stream
 from mpiddl.transport.multicast.transfers import LAGGING_S, Outgoing
 
-LONGEST_PAUSE_S = 0.5
-"""Between two questions to the same receiver."""
-
 
 class Sending:
     """Of one channel. Its methods are called with the lock of the channel held."""
@@ -32,8 +29,10 @@ class Sending:
             return
         out = self._outgoing(stream, round_, owner)
         out.put, out.count, out.nbytes = True, datagrams, nbytes
-        if not self._finish(stream, out):
-            self._waiting.append((stream, out))
+        if any(out.got.values()):  # another rank is sending it in the place of this one
+            out.next, out.sent = datagrams, self._channel.now()
+            out.wait_for_news(out.sent)
+        self._waiting.append((stream, out))
 
     def heard(self, rank: int, now: float) -> None:
         """A rank has said something."""
@@ -41,79 +40,93 @@ class Sending:
 
     def on_ack(self, stream: Stream, message: Control, now: float) -> None:
         """What a receiver has."""
-        if len(message.values) != 3:
+        if len(message.values) != 4:
             return
-        got, window, base = message.values
+        got, window, base, used_to = message.values
         stream.bases[message.sender] = max(stream.bases[message.sender], base)
+        stream.used_by[message.sender] = max(stream.used_by[message.sender], used_to)
         if message.owner != NOBODY and stream.is_open(message.round) and message.sender in stream.receivers[message.owner]:
             out = self._outgoing(stream, message.round, message.owner)
             out.windows[message.sender] = max(window, 1)
-            if got > out.got[message.sender]:
-                out.got[message.sender] = got
-                if out.put and out.next:
-                    out.wait_for_news(now)
-        for out in list(stream.outgoing.values()):
-            if out.put:
-                self._finish(stream, out)
+            out.hear(message.sender, got, now)
 
     def send(self, now: float) -> None:
-        """Bursts of the oldest transfer, as long as the windows of its receivers and the medium have room."""
-        while self._waiting and not self._channel.queued:
-            stream, out = self._waiting[0]
-            if stream.outgoing.get((out.round, out.owner)) is not out or out.next >= out.count:
-                self._waiting.popleft()
-                continue
-            if not out.next:  # who was silent up to now had nothing to say
-                self._heard = [max(heard, now) for heard in self._heard]
+        """Bursts of the oldest transfer of each stream, as long as the windows of its receivers and the medium have room."""
+        left, held = deque[tuple[Stream, Outgoing]](), set[int]()
+        for stream, out in self._waiting:
+            if stream.number in held or not self._send(stream, out, now):
+                held.add(stream.number)
+                left.append((stream, out))
+        self._waiting = left
+
+    def _send(self, stream: Stream, out: Outgoing, now: float) -> bool:
+        """Returns whether nothing of a transfer is left to send."""
+        while stream.outgoing.get((out.round, out.owner)) is out and out.next < out.count:
+            if self._channel.queued:
+                return False
+            if not out.next:
+                self._begin(stream, out, now)
             if not (number := self._allowed(stream, out, now)):
                 if out.deadline == inf:
                     out.wait_for_news(now)
-                return
+                return False
             group = stream.groups[out.owner]
             self._channel.dispatch(stream, out.round, out.owner, out.nbytes, np.arange(out.next, out.next + number),
                                    [group] if group is not None else list(stream.receivers[out.owner]))
             self._channel.count("sent", number)
-            out.next += number
-            if out.deadline == inf or out.next == out.count:
-                out.wait_for_news(now)
+            out.was_sent(number, now)
+            if out.next == out.count:
+                out.sent = self._channel.departed()
+        return True
+
+    def _begin(self, stream: Stream, out: Outgoing, now: float) -> None:
+        """Receivers that have all of what was sent before had nothing to say up to now."""
+        earlier = [each for each in stream.outgoing.values() if each.put and each.next]
+        for rank in out.got:
+            if not any(each.got.get(rank, each.next) < each.next for each in earlier):
+                self._heard[rank] = max(self._heard[rank], now)
 
     def remind(self, stream: Stream, now: float) -> None:
-        """Ask receivers that are silent what they have."""
-        for out in list(stream.outgoing.values()):
-            if out.put and now >= out.deadline:
-                silent = [rank for rank in self._behind(stream, out) if now - self._heard[rank] >= out.pause]
-                out.pause = min(2 * out.pause, LONGEST_PAUSE_S) if silent else out.pause
-                out.deadline = now + out.pause
-                for rank in silent:
+        """Forget what all receivers have. Ask those of which there are no news, each about the first transfer that it lacks."""
+        busy: set[int] = set()
+        for out in [out for out in stream.outgoing.values() if out.put]:
+            behind = self._behind(stream, out)
+            if not behind:
+                self._finish(stream, out)
+            elif now >= out.deadline:
+                out.ask(now)
+                for rank in [rank for rank in behind if rank not in busy]:
                     self._channel.tell(kernels.datagrams.PROBE, rank, stream, out.round, out.owner, (out.next, out.count))
+            busy.update(behind)
 
     def forget(self, stream: Stream) -> None:
         """Send no more of it."""
         self._waiting = deque((its, out) for its, out in self._waiting if its is not stream)
 
     def _outgoing(self, stream: Stream, round_: int, owner: int) -> Outgoing:
-        return stream.outgoing.setdefault((round_, owner), Outgoing(round_, owner, dict.fromkeys(stream.receivers[owner], 0)))
+        if (round_, owner) not in stream.outgoing:
+            got = dict.fromkeys(stream.receivers[owner], 0)
+            stream.outgoing[round_, owner] = Outgoing(round_, owner, got, stream.pace)
+        return stream.outgoing[round_, owner]
 
     def _behind(self, stream: Stream, out: Outgoing) -> list[int]:
         """Receivers that need more of a transfer."""
         return [rank for rank, got in out.got.items() if got < out.count and stream.bases[rank] <= out.round]
 
-    def _finish(self, stream: Stream, out: Outgoing) -> bool:
-        """Forget a transfer, if nobody needs more of it."""
-        if self._behind(stream, out):
-            return False
+    def _finish(self, stream: Stream, out: Outgoing) -> None:
+        """Forget a transfer of which nobody needs more."""
         stream.outgoing.pop((out.round, out.owner), None)
         stream.finished = max(stream.finished, self._channel.now())
-        self._channel.advance(stream)
-        return True
+        for other in [other for other in stream.outgoing.values() if other.deadline < inf]:
+            other.deadline = min(other.deadline, self._channel.now() + stream.pace.pause)
 
     def _allowed(self, stream: Stream, out: Outgoing, now: float) -> int:
         """Datagrams of a transfer that may be sent now: so many that no receiver has more under way than its window."""
         room = left = out.count - out.next
-        window = usual = self._channel.window // stream.share or 1
+        window = usual = stream.usual_window(self._channel.window)
         mine = [each for each in stream.outgoing.values() if each.put and each.next]
         for rank in self._behind(stream, out):
-            if now - self._heard[rank] < LAGGING_S:
+            if self._channel.prompt or now - self._heard[rank] < max(LAGGING_S, 2 * stream.pace.pause):
                 if stream.bases[rank] <= out.round - stream.slots:
                     return 0
                 under_way = sum(each.next - got for each in mine if (got := each.got.get(rank, each.next)) < each.next)

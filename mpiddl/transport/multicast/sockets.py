@@ -1,4 +1,5 @@
-"""UDP sockets as a medium: one that has joined the multicast addresses, and one for everything else.
+"""UDP sockets as a medium: one that has joined the multicast addresses, one for everything else, and one to send short messages
+from, which find room when that of the data is full.
 
 The kernel cuts a burst into datagrams as late as it can (UDP_SEGMENT), and hands on several datagrams of a sender as one
 (UDP_GRO): 44 datagrams cost one system call and one pass through the network stack.
@@ -16,6 +17,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from mpiddl.errors import TransportError
 from mpiddl.machine import clock
 from mpiddl.transport.multicast.interfaces import Interface
 from mpiddl.transport.multicast.medium import Destination, Group, Received
@@ -27,6 +29,9 @@ SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 BUFFER_BYTES = 1 << 20
 """Wanted for what has come and was not fetched yet; the system may allow less (net.core.rmem_max)."""
 
+GONE_S = 20.0
+"""Seconds in which nothing can be sent, after which the network is taken to be gone."""
+
 IP_UDP_BYTES = 28
 """Of the headers of IP and UDP."""
 
@@ -35,6 +40,8 @@ LARGEST_DATAGRAM = 8960
 
 LARGEST_BYTES = 1 << 16
 """Of a burst that is received at once."""
+
+SHORT_BYTES = 512
 
 ANCILLARY_BYTES = socket.CMSG_SPACE(4)
 
@@ -62,19 +69,23 @@ class Sockets:
         If the system refuses.
     """
 
+    prompt = False
+
     def __init__(self, interface: Interface, port: int, base: str, joined: Sequence[int], mtu: int, together: bool):
         self.datagram_bytes = min(mtu - IP_UDP_BYTES, LARGEST_DATAGRAM) // 8 * 8
-        self._base, self._port = ipaddress.IPv4Address(base), port
+        self._name, self._base, self._port = f"{interface.name} ({interface.address})", ipaddress.IPv4Address(base), port
+        self._cuts, self._failing = True, None  # type: tuple[bool, tuple[float, float] | None]
         self._ranks: dict[tuple[str, int], int] = {}
         self._addresses: list[tuple[str, int]] = []
-        self._ready = select.poll()
         self._all: list[socket.socket] = []
         try:
             self._own = self._socket(interface.address, 0)
             self._joined = self._socket("", port, shared=True)
             own = socket.inet_aton(interface.address)
-            self._own.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)
-            self._own.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, together)
+            self._short = self._socket(interface.address, 0)
+            for sends in (self._own, self._short):
+                sends.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)
+                sends.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, together)
             self._joined.setsockopt(socket.IPPROTO_IP, IP_MULTICAST_ALL, 0)
             self._memberships = [socket.inet_aton(str(self._base + number)) + own for number in joined]
             for membership in self._memberships:
@@ -85,32 +96,61 @@ class Sockets:
         self.buffer_bytes = min(each.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) for each in self._all)
 
     @property
-    def address(self) -> tuple[str, int]:
-        """Of this rank, to be told to the others."""
-        host, port = self._own.getsockname()
-        return str(host), int(port)
+    def addresses(self) -> list[tuple[str, int]]:
+        """Of this rank, to be told to the others: where it receives, and from where else it sends."""
+        return [each.getsockname() for each in (self._own, self._short)]
 
-    def know(self, addresses: Iterable[tuple[str, int]]) -> None:
+    def know(self, addresses: Iterable[list[tuple[str, int]]]) -> None:
         """The addresses of all ranks."""
-        self._addresses = list(addresses)
-        self._ranks = {address: rank for rank, address in enumerate(self._addresses)}
+        everyone = list(addresses)
+        self._addresses = [receives for receives, _ in everyone]
+        self._ranks = {address: rank for rank, its in enumerate(everyone) for address in its}
 
     def now(self) -> float:
         return clock.now()
 
+    def departed(self) -> float:
+        return clock.now()
+
     def send(self, burst: np.ndarray, segment: int, to: Destination) -> bool:
         address = (str(self._base + to.number), self._port) if isinstance(to, Group) else self._addresses[to]
-        cut = [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("H", segment))] if burst.nbytes > segment else []
         try:
-            self._own.sendmsg([burst.data], cut, 0, address)
+            self._write(burst.data, segment, address)
         except OSError as error:  # without room it is tried again; else it is as if lost on the way
-            return error.errno not in (errno.EAGAIN, errno.ENOBUFS)
+            if error.errno in (errno.EAGAIN, errno.ENOBUFS):
+                return False
+            self._note_failure(error)
+        else:
+            self._failing = None
         return True
+
+    def _write(self, burst: memoryview, segment: int, address: tuple[str, int]) -> None:
+        if len(burst) <= segment:
+            (self._own if len(burst) > SHORT_BYTES else self._short).sendto(burst, address)
+            return
+        if self._cuts:
+            try:
+                self._own.sendmsg([burst], [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("H", segment))], 0, address)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EIO, errno.EINVAL):
+                    raise
+                self._cuts = False  # not on this interface
+        for begin in range(0, len(burst), segment):
+            self._own.sendto(burst[begin : begin + segment], address)
+
+    def _note_failure(self, error: OSError) -> None:
+        """A `TransportError` if nothing could be sent for long, though it was tried all the time."""
+        now = self.now()
+        since, last = self._failing or (now, now)
+        self._failing = (since if now - last < GONE_S / 4 else now), now
+        if now - since > GONE_S:
+            raise TransportError(f"multicast: {self._name}: nothing could be sent for {GONE_S:g} s: {error}") from error
 
     def receive(self, buffer: np.ndarray) -> list[Received]:
         found: list[Received] = []
         data, begin = buffer.data.cast("B"), 0
-        for which in (self._joined, self._own):
+        for which in (self._own, self._joined):  # acknowledgements first: senders wait for them
             while len(data) - begin >= LARGEST_BYTES:
                 try:
                     nbytes, told, _, source = which.recvmsg_into([data[begin:]], ANCILLARY_BYTES)
@@ -129,8 +169,10 @@ class Sockets:
         return found
 
     def wait(self, seconds: float, to_send: bool) -> None:
-        self._ready.modify(self._own, select.POLLIN | (select.POLLOUT if to_send else 0))
-        self._ready.poll(max(seconds, 0) * 1000)
+        ready = select.poll()  # a thread may wait at the same time, and an object waits for one caller only
+        ready.register(self._joined, select.POLLIN)
+        ready.register(self._own, select.POLLIN | (select.POLLOUT if to_send else 0))
+        ready.poll(max(seconds, 0) * 1000)
 
     def rejoin(self) -> None:
         for membership in self._memberships:
@@ -157,5 +199,4 @@ class Sockets:
         with suppress(OSError):  # an older kernel hands them on one by one
             made.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
         made.bind((host, port))
-        self._ready.register(made, select.POLLIN)
         return made

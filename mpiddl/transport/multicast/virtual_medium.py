@@ -18,6 +18,10 @@ from mpiddl.transport.virtual import VirtualTransport
 
 DATAGRAM_BYTES, BUFFER_BYTES = 1472, 1 << 24
 
+SHORT_BYTES = 256
+"""A burst of so few bytes waits for no other one. On a real link there is no more than a window before it; here transfers
+occupy a link in one piece."""
+
 
 class Network:
     """What the mediums of all ranks share: the links, and the bursts on their way."""
@@ -31,14 +35,18 @@ class Network:
 
     def carry(self, source: VirtualMedium, burst: np.ndarray, segment: int, to: Destination) -> None:
         """Put a burst on its way."""
-        wire = source.transport.wire
-        source.egress = max(source.now(), source.egress) + burst.nbytes / wire.rate
+        wire, now = source.transport.wire, source.now()
+        seconds = burst.nbytes / wire.rate
+        short = burst.nbytes <= SHORT_BYTES
+        if not short:
+            source.egress = max(now, source.egress) + seconds
         ranks = self.members.get(to.number, set()) if isinstance(to, Group) else {to}
         for rank in sorted(ranks - {source.transport.rank}):
-            target = self.mediums[rank]
-            target.ingress = max(source.egress, target.ingress + burst.nbytes / wire.rate)
+            target, arrival = self.mediums[rank], now + seconds
+            if not short:
+                arrival = target.ingress = max(source.egress, target.ingress + seconds)
             item = burst.copy(), segment, source.transport.rank, isinstance(to, Group)
-            heapq.heappush(self._events, (target.ingress + wire.latency, next(self._numbers), rank, item))
+            heapq.heappush(self._events, (arrival + wire.latency, next(self._numbers), rank, item))
 
     def settle(self) -> None:
         """Let all bursts arrive, in the order of time, and be answered."""
@@ -60,7 +68,7 @@ class Network:
 class VirtualMedium:
     """That of one virtual rank. ``moment``: the simulated time at which it handles what comes, or None for the rank's own."""
 
-    datagram_bytes, buffer_bytes = DATAGRAM_BYTES, BUFFER_BYTES
+    datagram_bytes, buffer_bytes, prompt = DATAGRAM_BYTES, BUFFER_BYTES, True
     channel: Any
 
     def __init__(self, transport: VirtualTransport, network: Network):
@@ -71,6 +79,9 @@ class VirtualMedium:
 
     def now(self) -> float:
         return self.transport.clock if self.moment is None else self.moment
+
+    def departed(self) -> float:
+        return max(self.now(), self.egress)
 
     def send(self, burst: np.ndarray, segment: int, to: Destination) -> bool:
         self.network.carry(self, burst, segment, to)

@@ -1,0 +1,148 @@
+"""Coded synchronous SGD as it was published: every worker gets the gradient of every block, from coded multicast packets.
+
+Each set of r workers computes one block of the batch. A packet gives each of r workers another piece of a gradient that it
+lacks. Gradients are sent as 32-bit integers on a clip range, and added up in 64 bits, so that all workers have the same sum;
+with ``xor=1`` their floats are sent unchanged.
+
+Cost a step, V = bytes of the gradient, n workers: r times the computation, C(n-1, r) V/r sent by each worker, C(n, r) V/r
+(n - r) in all; memory for all C(n, r) block gradients. That is more than `coded-sum` sends, and pays only where each worker
+needs the gradients of single blocks.
+Source: see `mpiddl.coding.subset_code` and `mpiddl.coding.clip_quantisation`. All ranks are workers, wherever they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+import numpy as np
+
+from mpiddl.coding.clip_quantisation import CLIP, add_quantised, dequantise, quantise
+from mpiddl.coding.placements import all_subsets, check_redundancy
+from mpiddl.coding.subset_code import SubsetCode, as_words
+from mpiddl.collectives.exchange_subset_code import SubsetExchange
+from mpiddl.errors import UsageError
+from mpiddl.layout import DEFAULT_SHARDS, block, ceil_div
+from mpiddl.memory import aligned_zeros
+from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
+from mpiddl.transport.comm import Comm
+
+
+@dataclass(frozen=True)
+class Coded(Strategy):
+    """Send the gradients of all blocks to all workers by coded multicast, and apply their sum.
+
+    redundancy : workers that compute each block.
+    clip : bound of the range that elements of a block's mean gradient are clipped to.
+    xor : 1: no clipping and no rounding; floats are combined bit by bit.
+    turns : 1: one worker sends at a time.
+    interface : network interface for multicast, by name, address or network.
+    """
+
+    sums_gradients = True
+
+    redundancy: int = 2
+    clip: float = CLIP
+    xor: int = 0
+    turns: int = 0
+    interface: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.clip > 0 or self.xor not in (0, 1) or self.turns not in (0, 1):
+            raise UsageError(f"strategy coded: clip, xor, turns: got {self.clip}, {self.xor}, {self.turns}, expected a number "
+                             "above 0, 0 or 1, 0 or 1")
+
+    def check(self, size: int) -> None:
+        check_redundancy(size, self.redundancy)
+        all_subsets(size, self.redundancy)
+
+    def shards(self, size: int) -> int:
+        count = comb(size, self.redundancy)
+        return count * ceil_div(DEFAULT_SHARDS, count)
+
+    def blocks(self, shards: int, rank: int, size: int) -> Sequence[Sequence[int]]:
+        placement = all_subsets(size, self.redundancy)
+        return [block(shards, len(placement.owners), number) for number in placement.blocks[rank]]
+
+    def placement(self, shards: int, rank: int, size: int) -> Placement:
+        owners = all_subsets(size, self.redundancy).owners
+        mine = [shard for part in self.blocks(shards, rank, size) for shard in part]
+        own = [number % self.redundancy for number in range(len(owners))]
+        scored = [shard for number, part in enumerate(block(shards, len(owners), each) for each in range(len(owners)))
+                  if owners[number][own[number]] == rank for shard in part]
+        return Placement(mine, scores=scored)
+
+    def combine_block(self, comm: Comm, state: Any, grad: np.ndarray, number: int, step: Step) -> Any:
+        self._way(comm, grad.size, grad.dtype).keep(number, grad, step.total)
+        return state
+
+    def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
+        return Combined(self._way(comm, grad.size, grad.dtype).sum(step.total), step.total, state)
+
+    def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
+        way = self._way(comm, size, dtype)
+        how = f"by MPI: {way.trouble}" if way.trouble else "by multicast"
+        return f"{len(way.code.placement.owners)} blocks, each computed by {self.redundancy} workers; packets are sent {how}"
+
+    def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
+        way = self._way(comm, replica.params.size, replica.params.dtype)
+        return {"clipped_fraction": way.clipped / max(way.quantised, 1)}
+
+    def _way(self, comm: Comm, size: int, dtype: np.dtype) -> Way:
+        """Created once, collectively; freed with ``comm``."""
+        found: Way = comm.kept((self, size, dtype), lambda: Way(comm, self, size, dtype))
+        return found
+
+
+class Way:
+    """The code, the exchange and the memory of one run; freed with its communicator.
+
+    clipped, quantised : sum of the clipped fractions of this rank's gradients, and how many there were.
+    trouble : why multicast does not work here, or "".
+    """
+
+    def __init__(self, comm: Comm, strategy: Coded, size: int, dtype: np.dtype):
+        self.freed, self.clipped, self.quantised = False, 0.0, 0
+        self._clip, self._exact = strategy.clip, bool(strategy.xor)
+        self.code = SubsetCode(comm.size, strategy.redundancy, self._exact)
+        self._own = self.code.placement.blocks[comm.rank]
+        kind = dtype if self._exact else np.dtype(np.int32)
+        self._kept = [aligned_zeros(size, kind) for _ in self._own]
+        self._total, self._result = aligned_zeros(size, dtype if self._exact else np.int64), aligned_zeros(size, dtype)
+        words = as_words(self._kept[0]).size
+        self._exchange = SubsetExchange(comm, self.code, words, bool(strategy.turns), strategy.interface)
+        self.trouble = self._exchange.trouble
+
+    def keep(self, number: int, gradient: np.ndarray, rows: int) -> None:
+        """The gradient of one of this rank's blocks, in a step of so many rows."""
+        if self._exact:
+            self._kept[number][:] = gradient
+        else:
+            self.clipped += quantise(gradient, self._kept[number], self._bound(rows))
+            self.quantised += 1
+
+    def _bound(self, rows: int) -> float:
+        """On a sum over the rows of a block; ``clip`` is that on their mean."""
+        return self._clip * max(rows, 1) / len(self.code.placement.owners)
+
+    def sum(self, rows: int) -> np.ndarray:
+        """Of the gradients of all blocks, in the order of the blocks."""
+        decoder = self._exchange({block: as_words(kept) for block, kept in zip(self._own, self._kept, strict=True)})
+        self._total[:] = 0
+        for number in range(len(self.code.placement.owners)):
+            words = decoder.block(number)
+            if self._exact:
+                self._total += words.view(self._total.dtype)
+            else:
+                add_quantised(self._total, words.view(np.int32))
+        if self._exact:
+            return self._total
+        dequantise(self._total, self._result, self._bound(rows))
+        return self._result
+
+    def Free(self) -> None:
+        """Collective."""
+        self.freed = True
+        self._exchange.Free()

@@ -1,0 +1,84 @@
+"""Strategies whose workers compute the same gradients: their steps, bits and bytes, and steps that nobody is late for."""
+
+from __future__ import annotations
+
+import pytest
+from harness.short_runs import JOB, distance, on_virtual_ranks, weights
+
+import mpiddl
+from mpiddl.errors import UsageError
+from mpiddl.transport import virtual
+
+TWO, RINGS = "coded-sum:redundancy=2", "coded-sum:redundancy=2,transport=unicast"
+SPECS = ["coded-sum", TWO, "coded-sum:redundancy=1", RINGS, "multicast-allreduce", "coded", "coded:xor=1",
+         "coded:turns=1,redundancy=1"]
+SHARDS = 60
+"""So that all blocks have as many."""
+
+PARAMETERS = 64 * 64 + 64 + 64 * 10 + 10
+
+
+def on_nodes(nodes, strategy, **settings):
+    job = {**JOB, **settings}
+    return virtual.run(len(nodes), lambda comm: mpiddl.train("mlp", "digits", comm=comm, strategy=strategy, **job), nodes)
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("nodes", [(0, 0), (0, 0, 0), (0, 1, 2, 3), (0, 0, 1, 1), (0, 0, 0, 1, 2, 2)], ids=str)
+@pytest.mark.parametrize("strategy", SPECS)
+def test_steps_of_allreduce_wherever_ranks_are(strategy, nodes):
+    results = on_nodes(nodes, strategy, shards=SHARDS)
+    assert len({weights(result).tobytes() for result in results}) == 1
+    plain = on_nodes(nodes, "allreduce", shards=SHARDS)[0]
+    assert distance(weights(results[0]), weights(plain)) < (1e-6 if strategy == "coded" or "turns" in strategy else 1e-12)
+    ours, theirs = ([line for line in found.history if "validation_loss" in line][-1] for found in (results[0], plain))
+    assert ours["validation_accuracy"] == theirs["validation_accuracy"]
+    assert ours["validation_loss"] == pytest.approx(theirs["validation_loss"])
+
+
+@pytest.mark.mpi(min_size=1)
+@pytest.mark.parametrize("strategy", SPECS)
+def test_steps_of_allreduce_on_real_ranks(comm, strategy):
+    if comm.size == 1 and strategy.startswith("coded"):
+        strategy = f"{strategy.partition(':')[0]}:redundancy=1"
+    job = {**JOB, "shards": SHARDS}
+    ours, theirs = (mpiddl.train("mlp", "digits", comm=comm, strategy=name, **job) for name in (strategy, "allreduce"))
+    assert len(set(comm.allgather(weights(ours).tobytes()))) == 1
+    assert distance(weights(ours), weights(theirs)) < (1e-6 if strategy.startswith("coded:") or strategy == "coded" else 1e-12)
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("redundancy", [1, 2, 3, 4])
+def test_bytes_are_those_of_the_formulas(redundancy):
+    summary, groups = on_virtual_ranks(4, f"coded-sum:redundancy={redundancy}")[0].summary, 4 // redundancy
+    wanted = groups * 8 * PARAMETERS * summary["steps"] if groups > 1 else 0
+    assert sum(rank["bytes"] for rank in summary["per_rank"]) == wanted
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("strategy", [TWO, RINGS])
+def test_resumed_with_the_bits_of_a_run_that_was_not_stopped(comm, tmp_path, strategy):
+    folder = comm.bcast(str(tmp_path))
+    whole = mpiddl.train("mlp", "digits", comm=comm, strategy=strategy, **JOB)
+    mpiddl.train("mlp", "digits", comm=comm, strategy=strategy, out=folder, max_steps=25, **JOB)
+    resumed = mpiddl.train("mlp", "digits", comm=comm, strategy=strategy, out=folder, resume=True, max_steps=0, **JOB)
+    assert weights(resumed).tobytes() == weights(whole).tobytes()
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize(("spec", "message"), [
+    ("coded-sum:redundancy=3", "redundancy: got 3 with 2 workers, expected a whole number from 1 to 2"),
+    ("coded-sum:redundancy=0", "redundancy: got 0 with 2 workers, expected a whole number from 1 to 2"),
+    ("coded-sum:redundancy=few", "redundancy: got 'few', expected auto or a whole number"),
+    ("coded-sum:transport=pigeon", "transport: got 'pigeon', expected auto, multicast, unicast"),
+    ("coded-sum:ahead=1", "ahead: got 1, expected 2 or more"),
+])
+def test_parameters_that_make_no_sense(spec, message):
+    with pytest.raises(UsageError, match=message):
+        on_virtual_ranks(2, spec)
+
+
+@pytest.mark.no_mpi
+def test_more_workers_than_hosts_are_refused():
+    with pytest.raises(UsageError, match="redundancy: got 3 with 2 workers"):
+        on_nodes((0, 0, 1, 1), "coded-sum:redundancy=3")
