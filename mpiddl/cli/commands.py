@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from mpiddl.cli import (
+    coded,
     collectives,
     compare,
     decomposition,
@@ -210,6 +211,7 @@ def bench() -> None:
 collectives.add_to(bench)
 bench.add_command(nonblocking.iallreduce)
 bench.add_command(overlap.overlap)
+bench.add_command(coded.coded)
 bench.add_command(delayed.delayed)
 bench.add_command(server.server)
 bench.add_command(start.start)
