@@ -1,6 +1,7 @@
 """Broadcasts and all-gathers over multicast on the hosts of a testbed: are they right? Rank 0 prints figures as JSON.
 
-After the first ``TURNS`` each rank writes a file ``began-RANK`` into the current folder, and goes on when there is one called ``go``.
+After the first ``TURNS`` each rank writes a file ``began-RANK`` into the current folder, and goes on when there is one called
+``go``.
 """
 
 import json

@@ -268,7 +268,8 @@ def test_a_measured_table_is_followed(monkeypatch, tmp_path, algorithm):
 
 def test_who_sums_gradients():
     summing = {name for name in STRATEGIES if getattr(STRATEGIES.find(name), "sums_gradients", False)}
-    assert summing == {"alone", "allreduce", "two-step", "ring", "auto"} and not Strategy.sums_gradients
+    coded = {"multicast-allreduce", "coded-sum", "coded"}
+    assert summing == {"alone", "allreduce", "two-step", "ring", "auto"} | coded and not Strategy.sums_gradients
 
 
 def test_a_negative_bucket():

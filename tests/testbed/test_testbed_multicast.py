@@ -1,4 +1,4 @@
-"""Multicast between hosts with IGMP snooping: packets get lost, the switch forgets a host, an interface carries no multicast."""
+"""Multicast between hosts with IGMP snooping: packets get lost, the switch forgets a host, an interface has no multicast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ WARNING = "messages go through MPI"
 
 
 def run(bed, folder, turns, in_between=lambda: None):
-    """The program on two ranks a host; ``in_between`` is called while its ranks wait. Returns what it has found, and all output."""
+    """The program on two ranks a host; ``in_between`` is called while its ranks wait. Returns what it has found, and its
+    output."""
     def continued():
         while not all((folder / f"began-{rank}").exists() for rank in range(6)) and not over.is_set():
             time.sleep(0.02)
