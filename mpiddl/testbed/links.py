@@ -22,11 +22,13 @@ def _hardware(number: int) -> str:
 def switch_commands() -> str:
     """For ``ip -batch`` on the login node: a bridge that sends multicast to those who joined, and its own address.
 
-    With IGMP 2, a host keeps quiet that it has joined if it hears another one say so: while the bridge is young, they all do.
+    The bridge sends multicast to all hosts for one response interval after it became the querier: 0.1 s here, 10 s by default.
+    With IGMP 2, a host keeps quiet that it has joined if it hears another one say so, which it does in this time.
     """
-    snooping = "mcast_snooping 1 mcast_querier 1 mcast_igmp_version 3"
+    snooping = "mcast_snooping 1 mcast_igmp_version 3 mcast_query_response_interval 10"
     return f"""link set lo up
 link add {BRIDGE} address {_hardware(254)} type bridge {snooping} forward_delay 0 stp_state 0
+link set {BRIDGE} type bridge mcast_querier 1
 addr add {SUBNET}.254/24 dev {BRIDGE}
 link set {BRIDGE} up
 """
