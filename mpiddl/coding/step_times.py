@@ -1,4 +1,4 @@
-"""Predicted seconds of a step, and the redundancy with which it is shortest.
+"""Predicted seconds of a step with redundancy.
 
 Redundancy r multiplies the time of computation and divides the bytes. Two models:
 
@@ -15,11 +15,9 @@ Sources: Li, Maddah-Ali & Avestimehr 2018, arXiv:1604.07086 (first model); ours,
 from __future__ import annotations
 
 from math import sqrt
-from typing import NamedTuple
 
-from mpiddl.coding.loads import Load, groups, replicate_and_slice, replicate_and_slice_unicast, ring_allreduce
+from mpiddl.coding.loads import Load
 from mpiddl.coding.placements import check_redundancy
-from mpiddl.errors import UsageError
 
 
 def published_seconds(workers: int, redundancy: int, calc_s: float, comm_s: float) -> float:
@@ -68,58 +66,10 @@ def step_seconds(load: Load, redundancy: float, calc_s: float, rate: float) -> f
 
     Examples
     --------
+    >>> from mpiddl.coding.loads import mds, replicate_and_slice
     >>> step_seconds(replicate_and_slice(10, 2, 90), 2, 1.0, 90.0)
     6.0
-    >>> from mpiddl.coding.loads import mds
     >>> step_seconds(mds(10, 2, 90), 2, 1.0, 90.0)
     6.5
     """
     return redundancy * calc_s + max(load.egress, load.ingress) / rate
-
-
-class Prediction(NamedTuple):
-    """What `best_redundancy` found."""
-
-    redundancy: int
-    """The r with the shortest step, as a number of workers in the smallest group; of equal ones the smallest."""
-
-    seconds: dict[int, float]
-    """Predicted seconds of a step for each r from 1 to n."""
-
-
-def best_redundancy(workers: int, calc_s: float, size: int, rate: float, *, multicast: bool = True) -> Prediction:
-    """The redundancy with the shortest step: r = 1 is a ring all-reduce, r > 1 replicate-and-slice.
-
-    Parameters
-    ----------
-    calc_s : float
-        Seconds in which a worker computes 1/n of the batch, >= 0.
-    size : int
-        Bytes of a gradient, >= 0.
-    rate : float
-        Bytes that a link carries in a second, each way, > 0.
-    multicast : bool
-        Whether the network makes the copies.
-
-    Raises
-    ------
-    UsageError
-        If a number is outside its range; the same on every rank.
-
-    Examples
-    --------
-    >>> best_redundancy(6, 1.0, 3_000_000, 1e6)
-    Prediction(redundancy=1, seconds={1: 6.0, 2: 8.0, 3: 6.0, 4: 6.0, 5: 6.0, 6: 6.0})
-    >>> best_redundancy(6, 1.0, 3_000_000, 1e6, multicast=False)
-    Prediction(redundancy=2, seconds={1: 6.0, 2: 5.5, 3: 6.0, 4: 6.0, 5: 6.0, 6: 6.0})
-    """
-    if not (calc_s >= 0 and size >= 0 and 0 < rate < float("inf")):
-        raise UsageError(f"calc_s, size, rate: got {calc_s}, {size} and {rate}, expected numbers >= 0, >= 0 and > 0")
-    seconds = {1: step_seconds(ring_allreduce(workers, size), 1, calc_s, rate)}
-    sliced = replicate_and_slice if multicast else replicate_and_slice_unicast
-    for redundancy in range(2, workers + 1):
-        computed = workers / groups(workers, redundancy)
-        seconds[redundancy] = step_seconds(sliced(workers, redundancy, size), computed, calc_s, rate)
-    best = min(seconds, key=lambda redundancy: (seconds[redundancy], redundancy))
-    return Prediction(workers // groups(workers, best), seconds)
-

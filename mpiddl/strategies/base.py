@@ -15,8 +15,8 @@ memory       once, before the first step                        yes    an array 
 warm         once, before the first step                        no     compiles kernels
 note         once, before the first step                        yes    a sentence for the user
 init         once, before the first step of a new run           yes    the state
-needs_       in each step, before the gradient is computed      yes    whether this rank has to compute its gradient
-gradient
+needs_       in each step, before the gradient, or each of its  yes    whether this rank has to compute it
+gradient     `blocks`, is computed
 start        in each step, when a part of the gradient is       yes    the state
              final, during the backward pass
 combine_     in each step, after the backward pass of each      yes    the state
@@ -277,7 +277,10 @@ class Strategy:
         return {}
 
     def needs_gradient(self, comm: Comm, state: Any, replica: Replica, step: Step) -> bool:
-        """Return whether this rank has to compute its gradient in this step. If not, `combine` gets arbitrary numbers."""
+        """Return whether this rank has to compute its gradient in this step. If not, `combine` gets arbitrary numbers.
+
+        With `blocks`, called before each of them: those that are left are not computed.
+        """
         return True
 
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:

@@ -16,7 +16,7 @@ from mpiddl.transport.virtual import VirtualComm
 JITTER = 18
 """Purpose of the generator that draws them (`mpiddl.data.draws`)."""
 
-Pace = Callable[[int, float], None]
+Pace = Callable[[int, float, int, int], None]
 """``pace(index, seconds)``: step ``index`` has been computed in so long; returns when it would be over."""
 
 
@@ -74,8 +74,13 @@ class Conditions:
         return (end - begin) * self._slow.get(rank, 1.0) if end is not None and index == begin else 0.0
 
     def pace(self, comm: Comm, step_seconds: float) -> Pace:
-        """For a rank of ``comm``: simulated time passes, ``step_seconds`` a usual step; in real time the rank sleeps."""
+        """For a rank of ``comm``: simulated time passes, ``step_seconds`` a usual step; in real time the rank sleeps.
+
+        Called for each part of a gradient with the step, the seconds that the part took, its number and how many there are.
+        """
         rank = comm.rank
         if isinstance(comm, VirtualComm) and comm.simulated:
-            return lambda index, seconds: comm.compute(step_seconds * (self.absent(rank, index) + self.factor(rank, index)))
-        return lambda index, seconds: time.sleep(seconds * (self.absent(rank, index) + self.factor(rank, index) - 1))
+            return lambda index, seconds, number, parts: comm.compute(
+                step_seconds * ((not number) * self.absent(rank, index) + self.factor(rank, index) / parts))
+        return lambda index, seconds, number, parts: time.sleep(
+            seconds * ((not number) * parts * self.absent(rank, index) + self.factor(rank, index) - 1))

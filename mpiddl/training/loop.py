@@ -150,22 +150,21 @@ def loop(comm: Comm, model: Any, optimiser: Optimiser, strategy: Strategy, plan:
         Called after each step with the state, the step, its score, and whether all ranks meet. It measures, saves checkpoints,
         and returns whether to stop.
     pace : callable, optional
-        Called after the computation of a gradient (`mpiddl.training.conditions`).
+        Called after the computation of a gradient, or of each block (`mpiddl.training.conditions`).
 
     Communication
     -------------
     That of the strategy and of ``after``.
     """
-    gradient = Gradient(comm, model, state.params, strategy, plan.blocks is not None)
+    gradient = Gradient(comm, model, state.params, strategy, plan.blocks is not None, pace)
     while not plan.over(state.index):
         parts, step = plan.step(state.index)
-        began = now()
         if strategy.needs_gradient(comm, state.strategy, state.replica, step):
-            score = gradient(comm, state, parts, step)
-            if pace is not None and step.total:
-                pace(step.index, now() - began)
+            score, count = gradient(comm, state, parts, step)
         else:
-            score, step = Score(0.0, 0), replace(step, count=0)
+            score, count = Score(0.0, 0), 0
+        if count != step.count:
+            step = replace(step, count=count)
         combined = strategy.combine(comm, state.strategy, gradient.flat, state.replica, step)
         if not isinstance(combined, Combined):
             raise UsageError(f"strategy.combine: returned {type(combined).__name__}, expected Combined(grad, count, state)")
@@ -208,8 +207,9 @@ class Gradient:
     buffer for each level of the tree, and one addition per shard.
     """
 
-    def __init__(self, comm: Comm, model: Any, params: FlatBuffer, strategy: Strategy, blocks: bool = False):
-        self.model, self.strategy, self._blocks = model, strategy, blocks
+    def __init__(self, comm: Comm, model: Any, params: FlatBuffer, strategy: Strategy, blocks: bool = False,
+                 pace: Pace | None = None):
+        self.model, self.strategy, self._blocks, self._pace = model, strategy, blocks, pace
         self.buffer = FlatBuffer(model.shapes, params.dtype, strategy.memory(comm, params.flat.size, params.dtype))
         self.flat = self.buffer.flat
         self._sums = [self.buffer]
@@ -217,28 +217,43 @@ class Gradient:
         self._work: Any = None
         self._rows = -1
 
-    def __call__(self, comm: Comm, state: State, parts: list[Arrays], step: Step) -> Score:
+    def __call__(self, comm: Comm, state: State, parts: list[Arrays], step: Step) -> tuple[Score, int]:
+        """Compute it. Returns the score, and the number of the rows."""
         if not step.total:  # a serving rank computes no gradient
-            return Score(0.0, 0)
+            return Score(0.0, 0), step.count
 
         def ready(part: slice) -> None:
             state.strategy = self.strategy.start(comm, state.strategy, self.flat, part, step)
 
         if self._blocks:
             return self._by_block(comm, state, parts, step)
-        if not self.strategy.by_shard:
+        began = now()
+        if self.strategy.by_shard:
+            score = self._tree(state.params, parts)
+            ready(slice(0, self.flat.size))
+        else:
             (rows,) = parts
-            return self._of(state.params, rows, self.buffer, ready)
-        score = self._tree(state.params, parts)
-        ready(slice(0, self.flat.size))
-        return score
+            score = self._of(state.params, rows, self.buffer, ready)
+        self._paced(step, began)
+        return score, step.count
 
-    def _by_block(self, comm: Comm, state: State, parts: list[Arrays], step: Step) -> Score:
-        scores = []
+    def _by_block(self, comm: Comm, state: State, parts: list[Arrays], step: Step) -> tuple[Score, int]:
+        scores: list[Score] = []
+        count = 0
         for number, rows in enumerate(parts):
+            if number and not self.strategy.needs_gradient(comm, state.strategy, state.replica, step):
+                break
+            began = now()
             scores.append(self._of(state.params, rows, self.buffer))
+            count += len(rows[0])
+            self._paced(step, began, number, len(parts))
             state.strategy = self.strategy.combine_block(comm, state.strategy, self.flat, number, step)
-        return _added(scores)
+        return _added(scores), count
+
+    def _paced(self, step: Step, began: float, number: int = 0, parts: int = 1) -> None:
+        """Take as long as the user wants, after the computation of a part."""
+        if self._pace is not None:
+            self._pace(step.index, now() - began, number, parts)
 
     def _tree(self, params: FlatBuffer, parts: list[Arrays]) -> Score:
         """Sum over all parts: sums of equal size are added, like carries in a binary counter; then the rest, from the right."""

@@ -89,7 +89,8 @@ def _prepared(link: Comm, control: Comm, request: Request, folder: Folder | None
               strategy: Strategy, choice: str) -> Iterator[Session]:
     data, model = agreed_data(control, job, request)
     simulated_s = job.step_seconds if control.simulated else None
-    strategy, measured = strategy.calibrate(link, Trial(model, data, job.dtype, job.batch, simulated_s))
+    slow = read_slow(job.slow, range(link.size))
+    strategy, measured = strategy.calibrate(link, Trial(model, data, job.dtype, job.batch, simulated_s, slow))
     with agreed(control):
         import_module("mpiddl.kernels.update")  # and numba: all ranks raise together what keeps kernels from loading
         optimiser = _optimiser(job, request)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from math import prod
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -27,24 +28,28 @@ class Trial:
     batch : rows of a step, over all ranks.
     """
 
-    def __init__(self, model: Any, data: Data, dtype: str, batch: int, simulated_s: float | None = None):
-        self.dtype, self.batch, self._simulated_s = np.dtype(dtype), batch, simulated_s
+    def __init__(self, model: Any, data: Data, dtype: str, batch: int, simulated_s: float | None = None,
+                 slow: Mapping[int, float] | None = None):
+        self.dtype, self.batch, self._simulated_s, self._slow = np.dtype(dtype), batch, simulated_s, slow or {}
         self.size = sum(prod(shape) for shape in model.shapes.values())
         self._model, self._data = model, data
 
     def gradient_seconds(self, comm: Comm, rows: int) -> list[float]:
         """Seconds that each rank takes for the gradient of so many rows. Collective.
 
+        Those of ranks that the user makes slow (``slow``: a factor by rank) are multiplied.
+
         Kernels are compiled by one rank of each node first, while the others wait. In simulated time, a rank's share of the
         batch takes as long as the user says.
         """
         if self._simulated_s is not None:
-            return [self._simulated_s * rows * comm.size / self.batch] * comm.size
+            found = [self._simulated_s * rows * comm.size / self.batch] * comm.size
+            return [each * self._slow.get(rank, 1.0) for rank, each in enumerate(found)]
         local = neighbours(comm).local
         if local.rank == 0:
             self._seconds(1)
-        local.patient_barrier()
-        return comm.setup_allgather(self._seconds(max(rows, 1)))
+        comm.patient_barrier()  # all compute at the same time, as in a step: they may share cores
+        return comm.setup_allgather(self._seconds(max(rows, 1)) * self._slow.get(comm.rank, 1.0))
 
     def _seconds(self, rows: int) -> float:
         model, source = self._model, self._data.train
@@ -60,4 +65,4 @@ class Trial:
             began = now()
             model.gradient(params.views, x, y, grad.views, **options)
             taken.append(now() - began)
-        return median(taken[1:])
+        return fmean(taken[1:])

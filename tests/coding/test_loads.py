@@ -14,7 +14,7 @@ from mpiddl.coding import loads
 from mpiddl.coding.choose_owners import senders
 from mpiddl.coding.mds_code import MdsCode
 from mpiddl.coding.placements import all_subsets, cyclic, replicated_groups
-from mpiddl.coding.step_times import best_redundancy, printed_seconds, published_optimum, published_seconds, step_seconds
+from mpiddl.coding.step_times import printed_seconds, published_optimum, published_seconds, step_seconds
 from mpiddl.coding.subset_code import SubsetCode
 from mpiddl.errors import UsageError
 from mpiddl.layout import block_size
@@ -176,36 +176,11 @@ def test_a_late_worker_costs_what_the_issue_says():
     assert seconds == 2 * 1.0 + max((4 / 2 - 1) * 1000, 1000) / 1000
 
 
-def moved(workers, redundancy, multicast):
-    """The time of communication in units of V / rate, as the issue says."""
-    if redundancy == 1:
-        return 2 * (1 - 1 / workers)
-    if redundancy == workers:
-        return 0
-    return max(workers / redundancy - 1, 1 / redundancy) if multicast else 1 + 1 / redundancy - 2 / workers
-
-
 @pytest.mark.parametrize("multicast", [False, True])
-@pytest.mark.parametrize("workers", [1, 2, 4, 6, 12])
-@pytest.mark.parametrize("rate", [1e3, 1e6, 3e6, 1e7, 1e12])
-def test_the_best_redundancy(workers, multicast, rate):
-    found = best_redundancy(workers, 2.0, 12_000_000, rate, multicast=multicast)
-    assert list(found.seconds) == list(range(1, workers + 1))
-    for redundancy in [r for r in found.seconds if workers % r == 0]:
-        wanted = 2.0 * redundancy + moved(workers, redundancy, multicast) * 12_000_000 / rate
-        assert found.seconds[redundancy] == pytest.approx(wanted)
-    assert found.seconds[found.redundancy] == min(found.seconds.values())
-    assert found.redundancy == {1e3: workers, 1e12: 1}.get(rate, found.redundancy)
-
-
-def test_where_nothing_divides_there_are_fewer_groups():
-    seconds = best_redundancy(7, 1.0, 6_000_000, 1e6).seconds
-    assert seconds[3] == pytest.approx(3.5 + 6) and seconds[4] == seconds[7] == 7
-    assert best_redundancy(7, 1.0, 60_000_000, 1e6).redundancy == 7  # what r = 4 amounts to
-
-
-@pytest.mark.parametrize(("calc_s", "size", "rate"),
-                         [(-1.0, 9, 1.0), (1.0, -1, 1.0), (1.0, 9, 0.0), (1.0, 9, np.inf), (np.nan, 9, 1.0)])  # fmt: skip
-def test_numbers_that_make_no_sense(calc_s, size, rate):
-    with pytest.raises(UsageError, match=f"calc_s, size, rate: got {calc_s}, {size} and {rate}, expected"):
-        best_redundancy(4, calc_s, size, rate)
+@pytest.mark.parametrize("workers", [2, 4, 6, 12])
+def test_times_of_replicate_and_slice_are_those_of_the_issue(workers, multicast):
+    scheme = loads.replicate_and_slice if multicast else loads.replicate_and_slice_unicast
+    for r in [r for r in range(2, workers) if workers % r == 0]:
+        moved = max(workers / r - 1, 1 / r) if multicast else 1 + 1 / r - 2 / workers
+        found = step_seconds(scheme(workers, r, 12_000_000), r, 2.0, 1e6)
+        assert found == pytest.approx(2.0 * r + moved * 12)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 
 import mpiddl
 from mpiddl.errors import UsageError
+from mpiddl.strategies.coded.coded_sum import CodedSum
 from mpiddl.transport import virtual
 
 TWO, RINGS = "coded-sum:redundancy=2", "coded-sum:redundancy=2,transport=unicast"
-SPECS = ["coded-sum", TWO, "coded-sum:redundancy=1", RINGS, "multicast-allreduce", "coded", "coded:xor=1",
+MDS, MDS_RING = "coded-sum:redundancy=2,code=mds", "coded-sum:redundancy=2,code=mds,transport=unicast"
+MDS_LATE = "coded-sum:redundancy=2,code=mds,stragglers=1"
+SPECS = ["coded-sum", TWO, "coded-sum:redundancy=1", RINGS, MDS, MDS_RING, MDS_LATE, "coded-sum:code=mds",
+         "multicast-allreduce", "coded", "coded:xor=1",
          "coded:turns=1,redundancy=1"]
 SHARDS = 60
 """So that all blocks have as many."""
@@ -56,7 +62,7 @@ def test_bytes_are_those_of_the_formulas(redundancy):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("strategy", [TWO, RINGS])
+@pytest.mark.parametrize("strategy", [TWO, RINGS, MDS, MDS_RING])
 def test_resumed_with_the_bits_of_a_run_that_was_not_stopped(comm, tmp_path, strategy):
     folder = comm.bcast(str(tmp_path))
     whole = mpiddl.train("mlp", "digits", comm=comm, strategy=strategy, **JOB)
@@ -65,12 +71,65 @@ def test_resumed_with_the_bits_of_a_run_that_was_not_stopped(comm, tmp_path, str
     assert weights(resumed).tobytes() == weights(whole).tobytes()
 
 
+def simulated(strategy, size=4, **more):
+    job = {**JOB, "validation": 0.0, "log_every": 1000, "message_seconds": 0.01}
+    return mpiddl.train("mlp", "digits", simulate=size, strategy=strategy, **{**job, **more})
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("conditions", [{"slow": "1:5"}, {"slow": "3:2,0:3"}, {"drop": "2:4:30"}, {"jitter": 0.5}], ids=str)
+def test_bits_do_not_depend_on_who_is_late(conditions):
+    usual, late = simulated(TWO), simulated(TWO, **conditions)
+    assert weights(late).tobytes() == weights(usual).tobytes()
+    assert not usual.summary["coding"]["not_waited_for"]
+    assert late.summary["coding"]["not_waited_for"]
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize(("strategy", "most"), [(TWO, 0.55), (MDS_LATE, 0.5),
+                                                ("coded-sum:redundancy=3,code=mds,stragglers=1", 0.7)])
+def test_steps_do_not_take_as_long_as_those_of_a_slow_worker(strategy, most):
+    found, plain = (simulated(name, slow="1:5").summary for name in (strategy, "two-step"))
+    assert found["seconds"] < most * plain["seconds"]
+    assert found["coding"]["left_out"]["1"] > 10
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize(("strategy", "slow", "chosen"), [
+    ("coded-sum", "", "Auto("),
+    ("coded-sum", "1:5", "CodedSum(redundancy='2', code='slices', stragglers=0, transport='multicast'"),
+    ("coded-sum:code=mds,stragglers=1", "1:5", "CodedSum(redundancy='2', code='mds', stragglers=1, transport='multicast'"),
+    ("coded-sum:code=mds", "1:5", "Auto("),
+])
+def test_redundancy_is_chosen_by_what_steps_take(strategy, slow, chosen):
+    summary = simulated(strategy, slow=slow).summary
+    assert summary["strategy"].startswith(chosen)
+    if "coding" in summary:
+        assert summary["coding"]["predicted_s"] == pytest.approx(summary["coding"]["step_s"], rel=0.05)
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("strategy", [CodedSum(redundancy="2"), CodedSum(redundancy="2", code="mds")])
+def test_slow_workers_get_fewer_rows(strategy):
+    """Workers 2 and 3 are three times as fast."""
+    fast = replace(strategy, homes=(0, 1, 2, 3), rates=(1.0, 1.0, 3.0, 3.0))
+    held = [fast.placement(64, rank, 4) for rank in range(4)]
+    rows = [len(placement.shards) for placement in held]
+    assert set().union(*(placement.shards for placement in held)) == set(range(64))
+    assert sorted(shard for placement in held for shard in placement.scores) == list(range(64))
+    assert sum(rows) == 128 and max(rows[:2]) <= 22 and min(rows[2:]) >= 42
+
+
 @pytest.mark.no_mpi
 @pytest.mark.parametrize(("spec", "message"), [
     ("coded-sum:redundancy=3", "redundancy: got 3 with 2 workers, expected a whole number from 1 to 2"),
     ("coded-sum:redundancy=0", "redundancy: got 0 with 2 workers, expected a whole number from 1 to 2"),
     ("coded-sum:redundancy=few", "redundancy: got 'few', expected auto or a whole number"),
     ("coded-sum:transport=pigeon", "transport: got 'pigeon', expected auto, multicast, unicast"),
+    ("coded-sum:code=morse", "code: got 'morse', expected auto, slices, mds"),
+    ("coded-sum:stragglers=1", "stragglers: got 1 with code auto, expected code mds"),
+    ("coded-sum:code=mds,redundancy=2,stragglers=2", "stragglers: got 2 with redundancy 2, expected 0 or more, and fewer"),
+    ("coded-sum:code=mds,stragglers=-1", "stragglers: got -1 with redundancy auto, expected 0 or more, and fewer"),
     ("coded-sum:ahead=1", "ahead: got 1, expected 2 or more"),
 ])
 def test_parameters_that_make_no_sense(spec, message):

@@ -1,23 +1,26 @@
 """The redundancy with which a step is shortest here: computation and network are measured, the rest is predicted.
 
-A step of the slowest worker takes T(r) + bytes / rate. T(r) is measured for each number of groups, and the bytes are those of
-`mpiddl.coding.loads`. Redundancy 1 is a ring, whose time is measured. With redundancy and multicast, no step waits for a worker
-that is slower than the median.
+A step takes the time to compute and bytes / rate. The time of a gradient is measured for each number of rows, and the bytes are
+those of `mpiddl.coding.loads`. Redundancy 1 is a ring, whose time is measured. With redundancy and multicast, slow workers are
+not waited for where the code can do without them. A worker is taken to be slow if it takes `SLOW` times as long as the median.
 
-Cost: three gradients for each number of groups, two sums of the whole gradient, and two all-gathers of at most 1 MiB by
-multicast.
+Cost: four gradients for each number of rows, four sums of the whole gradient, one encoding and decoding of the MDS code, and
+four all-gathers of at most 1 MiB by multicast.
 Source: ours; the model is that of `mpiddl.coding.step_times`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from mpiddl.coding.loads import Load, groups, replicate_and_slice, replicate_and_slice_unicast
+from mpiddl.coding.loads import Load, groups, mds, replicate_and_slice, replicate_and_slice_unicast
+from mpiddl.coding.mds_code import MdsCode, computing_order
+from mpiddl.coding.placements import BlockPlacement, cyclic, replicated_groups
+from mpiddl.coding.step_times import step_seconds
 from mpiddl.collectives import TwoStep
 from mpiddl.collectives.allreduce_replicated_multicast import ReplicatedMulticast
 from mpiddl.errors import TransportError
@@ -31,11 +34,11 @@ PROBE_BYTES = 1 << 20
 WORTH = 0.97
 """Redundancy has to make a step so much shorter than without, as predictions go."""
 
+REPEATS = 3
+"""Of each measured exchange; the first one is not counted."""
 
-LOADS: dict[str, Callable[[int, int, int], Load]] = {
-    "multicast": replicate_and_slice,
-    "unicast": replicate_and_slice_unicast,
-}
+SLOW = 1.5
+"""Times as long as the median."""
 
 
 class Trial(Protocol):
@@ -49,79 +52,197 @@ class Trial(Protocol):
         """By rank. Collective."""
 
 
+class Network(NamedTuple):
+    """Seconds of an exchange of nothing, and bytes a second that a worker sends and receives at the same time."""
+
+    latency_s: float
+    rate: float
+
+    def seconds(self, load: Load) -> float:
+        return self.latency_s + step_seconds(load, 0, 0.0, self.rate)
+
+
 class Option(NamedTuple):
-    """A redundancy, by what it is sent, and the predicted seconds of a step."""
+    """A redundancy, by what code and how it is sent, and the predicted seconds of a step."""
 
     redundancy: int
+    code: str
     transport: str
-    compute_s: float
-    send_s: float
+    stragglers: int
+    seconds: float
 
     @property
-    def seconds(self) -> float:
-        return self.compute_s + self.send_s
+    def way(self) -> str:
+        if self.redundancy == 1:
+            return "ring"
+        late = f" without {self.stragglers} late" if self.stragglers else ""
+        return f"{self.code} {'by multicast' if self.transport == 'multicast' else 'in rings'}{late}"
 
     def __str__(self) -> str:
-        way = "" if self.redundancy == 1 else f" by {self.transport}"
-        return f"redundancy {self.redundancy}{way} {1e3 * self.seconds:.3g} ms"
+        many = f", redundancy {self.redundancy}" if self.redundancy > 1 else ""
+        return f"{self.way}{many}: {1e3 * self.seconds:.3g} ms"
 
 
-def options(comm: Comm, members: Sequence[Sequence[int]], trial: Trial, transports: Sequence[str],
-            interface: str = "") -> list[Option]:
+def options(comm: Comm, members: Sequence[Sequence[int]], trial: Trial, codes: Sequence[str], transports: Sequence[str],
+            stragglers: int = 0, interface: str = "") -> list[Option]:
     """All that could be done, the shortest step first; the same on every rank. Collective.
 
-    ``members``: the ranks of each worker. ``transports``: multicast, unicast, or both.
+    Parameters
+    ----------
+    members : the ranks of each worker.
+    codes : slices, mds, or both.
+    transports : multicast, unicast, or both.
+    stragglers : workers that the MDS code has to do without.
     """
     workers, nbytes = len(members), trial.size * trial.dtype.itemsize
-    computing = {count: trial.gradient_seconds(comm, ceil_div(trial.batch, count * len(members[0])))
-                 for count in sorted({groups(workers, redundancy) for redundancy in range(1, workers + 1)})}
+    seconds = _Seconds(comm, members, trial)
     ring_s = _ring_seconds(comm, trial)
-    found = [Option(1, "unicast", max(computing[workers]), ring_s)]
-    rates = {"unicast": 2 * nbytes * (workers - 1) / workers / ring_s if workers > 1 else 0.0}
-    if "multicast" in transports and (rate := _multicast_rate(comm, members, trial, interface)):
-        rates["multicast"] = rate
-    for count in [count for count in computing if count < workers]:
-        redundancy = workers // count
-        for transport in [name for name in transports if name in rates]:
-            load = LOADS[transport](workers, redundancy, nbytes)
-            each = median(computing[count]) if transport == "multicast" else max(computing[count])
-            found.append(Option(redundancy, transport, each, max(load.egress, load.ingress) / rates[transport]))
+    found = [Option(1, "slices", "unicast", 0, max(seconds.of(workers)) + ring_s)]
+    networks = {}
+    if "unicast" in transports:
+        rate = 2 * nbytes * (workers - 1) / workers / ring_s if workers > 1 and ring_s else float("inf")
+        networks["unicast"] = Network(0.0, rate)
+    if "multicast" in transports and (network := _multicast_network(comm, members, trial, interface)):
+        networks["multicast"] = network
+    if "slices" in codes:
+        found += _slices(workers, nbytes, seconds, networks)
+    if "mds" in codes and workers > 2 and "multicast" in networks:
+        found += _mds(comm, workers, trial, seconds, networks["multicast"], stragglers)
     return sorted(found, key=lambda option: (option.seconds * (1 if option.redundancy > 1 else WORTH), option.redundancy))
+
+
+def rates(comm: Comm, members: Sequence[Sequence[int]], trial: Trial) -> list[float]:
+    """Batches a second that each worker computes. Collective."""
+    workers = len(members)
+    return [1 / (workers * max(each, 1e-9)) for each in _Seconds(comm, members, trial).of(workers)]
+
+
+def best_of_each_way(found: Sequence[Option]) -> list[Option]:
+    """The first of each code and transport."""
+    best: dict[str, Option] = {}
+    for option in found:
+        best.setdefault(option.way, option)
+    return list(best.values())
+
+
+class _Seconds:
+    """Of the gradient of 1/count of the batch, by worker; measured once for each count."""
+
+    def __init__(self, comm: Comm, members: Sequence[Sequence[int]], trial: Trial):
+        self._comm, self._members, self._trial = comm, members, trial
+        self._known: dict[int, list[float]] = {}
+
+    def of(self, count: int) -> list[float]:
+        """Collective."""
+        if count not in self._known:
+            rows = ceil_div(self._trial.batch, count * len(self._members[0]))
+            taken = self._trial.gradient_seconds(self._comm, rows)
+            self._known[count] = [max(taken[rank] for rank in ranks) for ranks in self._members]
+        return self._known[count]
+
+
+def _slices(workers: int, nbytes: int, seconds: _Seconds, networks: dict[str, Network]) -> Iterator[Option]:
+    """Replicate-and-slice with each number of groups."""
+    for count in sorted({groups(workers, redundancy) for redundancy in range(2, workers + 1)}):
+        redundancy, taken = workers // count, seconds.of(count)
+        placement = replicated_groups(workers, redundancy)
+        for transport, network in networks.items():
+            late = transport == "multicast"
+            load = (replicate_and_slice if late else replicate_and_slice_unicast)(workers, redundancy, nbytes)
+            compute_s = finished(placement, taken, 1) if late else max(taken)
+            yield Option(redundancy, "slices", transport, 0, compute_s + network.seconds(load))
+
+
+def _mds(comm: Comm, workers: int, trial: Trial, seconds: _Seconds, network: Network,
+         stragglers: int) -> Iterator[Option]:
+    """The MDS code with each redundancy."""
+    nbytes, taken, coding_s = trial.size * trial.dtype.itemsize, seconds.of(workers), _coding_seconds(comm, workers, trial)
+    for redundancy in range(max(2, 1 + stragglers), workers):
+        slices = redundancy - stragglers
+        compute_s = finished(cyclic(workers, redundancy), taken, slices) if stragglers else redundancy * max(taken)
+        load = mds(workers, slices, nbytes, workers - stragglers)
+        yield Option(redundancy, "mds", "multicast", stragglers, compute_s + coding_s + network.seconds(load))
+
+
+def finished(placement: BlockPlacement, seconds: Sequence[float], needed: int) -> float:
+    """When so many owners of each block have finished it, if a block takes each worker so many seconds.
+
+    Only workers that are `SLOW` take longer than the median: the others differ by chance.
+
+    Examples
+    --------
+    >>> finished(replicated_groups(4, 2), [1.0, 1.0, 1.0, 5.0], 1), finished(cyclic(4, 2), [1.0, 1.0, 1.0, 5.0], 1)
+    (1.0, 2.0)
+    """
+    usual = median(seconds)
+    steady = [each if each > SLOW * usual else usual for each in seconds]
+    times: list[list[float]] = [[] for _ in placement.owners]
+    for worker, each in enumerate(steady):
+        for number, block in enumerate(computing_order(placement, worker), 1):
+            times[block].append(number * each)
+    return max(sorted(block)[needed - 1] for block in times)
+
+
+def _coding_seconds(comm: Comm, workers: int, trial: Trial) -> float:
+    """To encode and decode with redundancy 2: other redundancies read and write as much, to a few percent."""
+    code = MdsCode(cyclic(workers, 2), 2)
+    chosen, gradient = code.choose(), np.zeros(trial.size, trial.dtype)
+    assert chosen is not None  # all blocks are finished
+    vector = np.zeros(code.slice_size(trial.size), trial.dtype)
+    comm.patient_barrier()
+    began = comm.now()
+    for block in code.placement.blocks[0]:
+        code.add_block(0, block, gradient, chosen, vector)
+    code.decode(dict.fromkeys(range(workers), vector), chosen, gradient)
+    return max(comm.setup_allgather(comm.now() - began))
 
 
 def _ring_seconds(comm: Comm, trial: Trial) -> float:
     """Of the sum of a gradient without redundancy."""
     if comm.size == 1:
         return 0.0
-    plan, taken = TwoStep(comm, trial.size, trial.dtype), []
-    for _ in range(2):
+    plan, taken = TwoStep(comm, trial.size, trial.dtype), list[float]()
+    for _ in range(1 + REPEATS):
         comm.Barrier()
         began = comm.now()
         plan()
         taken.append(max(comm.setup_allgather(comm.now() - began)))
     plan.Free()
-    return min(taken)
+    return median(taken[1:])
 
 
-def _multicast_rate(comm: Comm, members: Sequence[Sequence[int]], trial: Trial, interface: str) -> float:
-    """Bytes a second that a worker receives when all send; 0 where multicast does not work."""
+def _multicast_network(comm: Comm, members: Sequence[Sequence[int]], trial: Trial, interface: str) -> Network | None:
+    """Measured with an all-gather of nothing and of much; None where multicast does not work."""
+    size = max(min(PROBE_BYTES // trial.dtype.itemsize, trial.size), 1)
+    workers = range(len(members))
+    latency_s = _exchange_seconds(comm, members, [workers], 1, trial.dtype, interface)
+    if latency_s is None:
+        return None
+    whole_s = _exchange_seconds(comm, members, [[worker] for worker in workers], size, trial.dtype, interface)
+    if whole_s is None:
+        return None
+    received = (len(members) - 1) * size * trial.dtype.itemsize
+    return Network(latency_s, received / max(whole_s - latency_s, 0.1 * whole_s))
+
+
+def _exchange_seconds(comm: Comm, members: Sequence[Sequence[int]], owners: Sequence[Sequence[int]], size: int,
+                      dtype: np.dtype, interface: str) -> float | None:
+    """Of one all-reduce by multicast between these groups of workers; None where multicast does not work."""
     leading = comm.rank in [ranks[0] for ranks in members]
     leaders = comm.Create([ranks[0] for ranks in members] if leading else [comm.rank])
-    size = max(min(PROBE_BYTES // trial.dtype.itemsize, trial.size), 1)
-    exchange, taken = None, [0.0]
+    exchange, taken = None, list[float]()
     try:
         with agreed(comm):
             if leading:
-                alone = [[worker] for worker in range(len(members))]
-                exchange = ReplicatedMulticast(leaders, alone, size, trial.dtype, 2, interface)
+                exchange = ReplicatedMulticast(leaders, owners, size, dtype, 2, interface)
     except TransportError:
-        return 0.0
-    for _ in range(2):
+        return None
+    for _ in range(1 + REPEATS):
         comm.Barrier()
         began = comm.now()
         if exchange is not None:
-            exchange(np.zeros(size, trial.dtype))
+            exchange(np.zeros(size, dtype))
         taken.append(max(comm.setup_allgather(comm.now() - began if leading else 0.0)))
     if exchange is not None:
         exchange.Free()
-    return (len(members) - 1) * size * trial.dtype.itemsize / min(taken[1:])
+    return median(taken[1:])

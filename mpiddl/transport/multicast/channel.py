@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from math import inf
@@ -75,6 +75,7 @@ class Channel:
     streams : those that were made and not dropped, by number.
     hellos : who has been heard at which multicast address.
     window : datagrams that may be under way to this rank.
+    watchers : called, with the lock held, whenever something may have come.
     failure : what has ended the thread that pumped it, or None.
     """
 
@@ -89,6 +90,7 @@ class Channel:
         self.unattended.set()
         self.streams: dict[int, Stream] = {}
         self.hellos: set[tuple[int, int]] = set()
+        self.watchers: list[Callable[[], None]] = []
         self.failure: BaseException | None = None
         self._counts: Counter[str] = Counter()
         self._nothing = Stream(kernels.datagrams.LAST_STREAM, [0] * size, [()] * size, [None] * size, 1, self.payload)
@@ -162,6 +164,8 @@ class Channel:
         with self.lock:
             self._receiving.look_anew()
             self._receive()
+            for watcher in self.watchers:
+                watcher()
             now = self.now()
             for stream in list(self.streams.values()):
                 self._sending.remind(stream, now)
