@@ -215,6 +215,10 @@ class Channel:
     def queued(self) -> int:
         return len(self._queue)
 
+    @property
+    def sending(self) -> bool:
+        return self._sending.busy
+
     def now(self) -> float:
         return self.medium.now()
 

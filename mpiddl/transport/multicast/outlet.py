@@ -32,6 +32,10 @@ class Outlet(Protocol):
     def queued(self) -> int:
         """Bursts that wait for room to be sent."""
 
+    @property
+    def sending(self) -> bool:
+        """Whether transfers of this rank are waiting to be sent."""
+
     def departed(self) -> float:
         """When all that was dispatched will have left this host."""
 

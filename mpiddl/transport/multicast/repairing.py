@@ -73,9 +73,12 @@ class Repairing:
         to: dict[Destination, list[int]] = {}
         lost: dict[int, list[int]] = {}
         later: Wanted = {}
+        receivers = set(stream.receivers[owner])
         for index in sorted(wanted):
             if stream.flags[slot, begin + index]:
-                if index < sent:
+                if self._channel.sending and not receivers & wanted[index].keys():
+                    later[index] = wanted[index]  # a rank that fetches what it did not receive is late anyway
+                elif index < sent:
                     for destination in self._destinations(stream, owner, wanted[index]):
                         to.setdefault(destination, []).append(index)
             elif index >= stream.tops[slot, owner]:

@@ -34,6 +34,11 @@ class Sending:
             out.wait_for_news(out.sent)
         self._waiting.append((stream, out))
 
+    @property
+    def busy(self) -> bool:
+        """Whether some transfer is not sent yet."""
+        return bool(self._waiting)
+
     def heard(self, rank: int, now: float) -> None:
         """A rank has said something."""
         self._heard[rank] = now
