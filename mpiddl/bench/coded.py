@@ -2,13 +2,11 @@
 
 Each rank is a worker. A scheme is one sum of gradients, or, for the published code, one exchange of all block gradients. Bytes
 are told three ways: payload sent once, payload with a copy for each receiver, and what the busiest link carries, with headers.
-The law of the published scheme is measured with one sender at a time, on block gradients of which all together have the same
-size for each redundancy.
 """
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,11 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddl.coding.loads import Load, published, replicate_and_slice, replicate_and_slice_unicast, ring_allreduce
-from mpiddl.coding.placements import replicated_groups
-from mpiddl.coding.step_times import published_seconds
+from mpiddl.coding.loads import Load, mds, published, replicate_and_slice, replicate_and_slice_unicast, ring_allreduce
+from mpiddl.coding.mds_code import MdsCode
+from mpiddl.coding.placements import cyclic, replicated_groups
 from mpiddl.coding.subset_code import SubsetCode
 from mpiddl.collectives import allreduce
+from mpiddl.collectives.allreduce_mds_multicast import MdsMulticast
 from mpiddl.collectives.allreduce_replicated_multicast import ReplicatedMulticast
 from mpiddl.collectives.allreduce_replicated_ring import ReplicatedRing
 from mpiddl.collectives.exchange_subset_code import SubsetExchange
@@ -38,12 +37,17 @@ KIND = np.dtype(np.float32)
 
 
 class Scheme(NamedTuple):
-    """One exchange: its name, what it does, what it should send, and what gives its memory back. Loads are in bytes."""
+    """One exchange: its name, what it does, what it should send, and what gives its memory back. Loads are in bytes.
+
+    late : of this rank: how many slices it has sent in place of late ranks, of so many bytes each.
+    """
 
     name: str
     call: Callable[[], Any]
     load: Load
     free: Callable[[], None]
+    late: Counter[int] = Counter()
+    slice_bytes: int = 0
 
 
 def run(env: Any, size: int, redundancies: Sequence[int], repeats: int, rate: str | None = None,
@@ -51,7 +55,7 @@ def run(env: Any, size: int, redundancies: Sequence[int], repeats: int, rate: st
     """Rows for each scheme, on rank 0; elsewhere none. ``size``: bytes of a gradient. Collective over ``COMM_WORLD``."""
     bits = read_rate(rate)
     with world(env) as link:
-        _check(link, redundancies)
+        check_redundancies(link, redundancies)
         elements, rows = max(size // KIND.itemsize, 1), []
         for scheme in _schemes(link, elements, redundancies, with_published):
             rows.append(_measured(link, scheme, repeats, elements * KIND.itemsize, bits))
@@ -62,7 +66,8 @@ def run(env: Any, size: int, redundancies: Sequence[int], repeats: int, rate: st
         return [] if link.rank else rows
 
 
-def _check(link: MpiComm, redundancies: Sequence[int]) -> None:
+def check_redundancies(link: MpiComm, redundancies: Sequence[int]) -> None:
+    """Raise a `UsageError` on all ranks unless there are several, and as many as each redundancy."""
     if link.size < 2:
         raise UsageError("ranks: got 1, expected 2 or more; start this command with mpiexec")
     for redundancy in redundancies:
@@ -79,20 +84,33 @@ def _schemes(link: MpiComm, size: int, redundancies: Sequence[int], with_publish
     for redundancy in redundancies:
         owners = replicated_groups(link.size, redundancy).owners
         sliced = ReplicatedMulticast(link, owners, size, KIND)
-        yield Scheme(f"multicast, r={redundancy}", partial(sliced, array),
-                     replicate_and_slice(link.size, redundancy, nbytes), sliced.Free)
+        yield Scheme(f"slices by multicast, r={redundancy}", partial(sliced, array),
+                     replicate_and_slice(link.size, redundancy, nbytes), sliced.Free, sliced.late,
+                     replicate_and_slice(link.size, redundancy, nbytes).egress)
         ring = ReplicatedRing(link, owners, size, KIND)
-        yield Scheme(f"rings, r={redundancy}", partial(ring, array),
+        yield Scheme(f"slices in rings, r={redundancy}", partial(ring, array),
                      replicate_and_slice_unicast(link.size, redundancy, nbytes), ring.Free)
+        if 1 < redundancy < link.size:
+            coded = MdsMulticast(link, MdsCode(cyclic(link.size, redundancy), redundancy), size, KIND)
+            load = Load(*(KIND.itemsize * elements for elements in mds(link.size, redundancy, size)))
+            yield Scheme(f"mds by multicast, r={redundancy}", partial(summed, coded, array), load, coded.Free)
         if with_published:
             code = SubsetCode(link.size, redundancy)
             exchange = SubsetExchange(link, code, size)
-            blocks = _blocks(code, link.rank, size)
+            blocks = blocks_of(code, link.rank, size)
             load = Load(*(4 * words for words in published(link.size, redundancy, size, headers=True)))
             yield Scheme(f"published, r={redundancy}", partial(exchange, blocks), load, exchange.Free)
 
 
-def _blocks(code: SubsetCode, rank: int, words: int) -> dict[int, np.ndarray]:
+def summed(exchange: MdsMulticast, array: np.ndarray) -> np.ndarray:
+    """The sum of as many blocks as there are, which all have this array."""
+    for number in range(len(exchange.own)):
+        exchange.bring(number, array)
+    return exchange()
+
+
+def blocks_of(code: SubsetCode, rank: int, words: int) -> dict[int, np.ndarray]:
+    """Gradients of the blocks of a rank."""
     return {block: np.full(words, block, np.uint32) for block in code.placement.blocks[rank]}
 
 
@@ -101,7 +119,7 @@ def _measured(link: MpiComm, scheme: Scheme, repeats: int, nbytes: int, bits: fl
     scheme.call()
     taken = []
     link.Barrier()
-    before, links = link.meter.bytes, link_bytes()
+    before, links, helped = link.meter.bytes, link_bytes(), scheme.late.total()
     for _ in range(repeats):
         link.Barrier()
         began = now()
@@ -109,69 +127,17 @@ def _measured(link: MpiComm, scheme: Scheme, repeats: int, nbytes: int, bits: fl
         taken.append(max(link.setup_allgather(now() - began)))
     link.Barrier()
     carried = link_bytes().since(links)
-    told = link.setup_allgather((link.meter.bytes - before, carried.sent_bytes, carried.received_bytes))
+    late = (scheme.late.total() - helped) * scheme.slice_bytes
+    told = link.setup_allgather((link.meter.bytes - before, carried.sent_bytes, carried.received_bytes, late))
     sent, out, into = (sum(rank[0] for rank in told), max(rank[1] for rank in told), max(rank[2] for rank in told))
     load = scheme.load
     return {
         "case": f"n={link.size}", "contender": scheme.name, "baseline": "ring",
         "size_bytes": nbytes, "seconds": median(taken),
-        "sent_once_bytes": sent / repeats, "formula_bytes": load.sent, "replicated_bytes": load.received,
+        "late_bytes": sum(rank[3] for rank in told) / repeats, "sent_once_bytes": sent / repeats, "formula_bytes": load.sent, "replicated_bytes": load.received,
         "link_out_bytes": out / repeats, "link_in_bytes": into / repeats, "formula_in_bytes": load.ingress,
         "limit_seconds": HEADERS * 8 * max(load.egress, load.ingress) / bits if bits else None,
     }
-
-
-def law(env: Any, total: int, ratio: float, redundancies: Sequence[int], repeats: int) -> list[dict[str, Any]]:
-    """Rows for the law of the published scheme, on rank 0: steps of a wait and an exchange with one sender at a time.
-
-    Parameters
-    ----------
-    total : int
-        Bytes of all block gradients together.
-    ratio : float
-        T_comm / T_calc.
-    """
-    with world(env) as link:
-        _check(link, redundancies)
-        comm_s = _unicast_seconds(link, total, repeats)
-        calc_s, rows = comm_s / ratio, []
-        for redundancy in redundancies:
-            code = SubsetCode(link.size, redundancy)
-            words = max(total // 4 // len(code.placement.owners), 1)
-            exchange, blocks = SubsetExchange(link, code, words, turns=True), _blocks(code, link.rank, words)
-            exchange(blocks)
-            taken = []
-            for _ in range(repeats):
-                link.Barrier()
-                began = now()
-                time.sleep(redundancy * calc_s)  # the computation
-                exchange(blocks)
-                taken.append(max(link.setup_allgather(now() - began)))
-            exchange.Free()
-            predicted = published_seconds(link.size, redundancy, 1.0, ratio)
-            rows.append({"case": f"n={link.size}, T_comm={ratio:g} T_calc", "contender": f"r={redundancy}",
-                         "baseline": "law", "size_bytes": total, "seconds": median(taken),
-                         "baseline_seconds": predicted * calc_s, "ratio": predicted * calc_s / median(taken),
-                         "in_t_calc": median(taken) / calc_s, "predicted": predicted})
-        return [] if link.rank else rows
-
-
-def _unicast_seconds(link: MpiComm, total: int, repeats: int) -> float:
-    """T_comm: every block gradient, one a worker, to all others by unicast, one sender at a time."""
-    gradient, taken = np.zeros(max(total // link.size, 1), np.uint8), []
-    for _ in range(1 + repeats):
-        link.Barrier()
-        began = now()
-        for sender in range(link.size):
-            if link.rank == sender:
-                for other in range(link.size):
-                    if other != sender:
-                        link.Send(gradient, other)
-            else:
-                link.Recv(gradient, sender)
-            link.Barrier()
-        taken.append(max(link.setup_allgather(now() - began)))
-    return median(taken[1:])
 
 
 def draw(file: Path, title: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -14,15 +14,22 @@ EPILOG = """
 \b
 Each rank is a worker: start one rank on each host. With redundancy r, groups of r workers have the same gradient, and
 each sends a slice of it: by multicast, or in rings. "sent once" counts a multicast message once, "replicated" once for
-each receiver: as many bytes are sent where the network makes no copies. "link in" is what came in on the busiest
-host's link, with headers. --json also has what went out. --law measures the published scheme with one sender at a time against
-r T_calc + T_comm (n-r)/(r(n-1)), in units of T_calc.
+each receiver: as many bytes are sent where the network makes no copies. "late" is the part of "sent once" that was sent
+in place of workers that were late. "link in" is what came in on the busiest host's link, with headers. --json also has
+what went out.
+
+\b
+--law and --steps measure whole steps: a wait for the computation, and an exchange. Both print seconds in units of T_calc, the
+time to compute 1/n of the batch. --law: the published scheme with one sender at a time, predicted by
+r T_calc + T_comm (n-r)/(r(n-1)). --steps: sums over multicast, where all send at a time, with slices and with the MDS code.
 
 \b
 Examples:
   mpiddl testbed run --hosts 8 --rate 200mbit -- mpiddl bench coded --rate 200mbit
   mpiddl testbed run --hosts 4 --rate 200mbit -- mpiddl bench coded --size 256KiB --published
   mpiddl testbed run --hosts 8 --rate 200mbit -- mpiddl bench coded --law 8 --size 14MB
+  mpiddl testbed run --hosts 10 --rate 100mbit -- mpiddl bench coded --steps 12 --redundancies 2,5
+  mpiddl testbed run --hosts 8 --rate 200mbit -- mpiddl bench coded --steps 6 --redundancies 2 --slow 5
 """
 
 
@@ -37,23 +44,35 @@ Examples:
 @click.option("--rate", metavar="RATE", help="Rate of each link, such as 200mbit, for the limit.")
 @click.option("--published", is_flag=True, help="Also measure the published code, which sends much more.")
 @click.option("--law", type=click.FloatRange(min=0.01), metavar="X", help="Measure the published law with T_comm / T_calc = X.")
+@click.option("--steps", type=click.FloatRange(min=0.01), metavar="X", help="Measure steps of sums with T_comm / T_calc = X.")
+@click.option("--slow", default=1.0, type=click.FloatRange(min=1), metavar="F",
+              help="With --steps: rank 1 takes F times as long, and is not waited for.")
 def coded(path: Path | None, plot: Path | None, size: str, redundancies: tuple[int, ...], repeats: int, rate: str | None,
-          published: bool, law: float | None) -> None:
+          published: bool, law: float | None, steps: float | None, slow: float) -> None:
     """Measure gradients that several workers compute: the bytes that each scheme sends, and its seconds.
 
     Start this command with mpiexec.
     """
     from mpiddl.bench import coded as module
+    from mpiddl.bench import coded_steps
+    from mpiddl.errors import UsageError
     from mpiddl.study.output import check_files, keep, show
 
     check_files(path, plot)
     nbytes = parse_size(size, "size")
+    if law is not None and steps is not None:
+        raise UsageError("--law, --steps: got both, expected one of them")
+    if slow > 1 and steps is None:
+        raise UsageError(f"--slow: got {slow:g} without --steps, expected it with --steps")
     if law is not None:
-        rows = module.law(os.environ, nbytes, law, redundancies, repeats)
+        rows = coded_steps.law(os.environ, nbytes, law, redundancies, repeats)
         columns = ["in_t_calc", "predicted"]
+    elif steps is not None:
+        rows = coded_steps.sums(os.environ, nbytes, steps, redundancies, repeats, slow)
+        columns = ["in_t_calc", "predicted", "saved"]
     else:
         rows = module.run(os.environ, nbytes, redundancies, repeats, rate, published)
-        columns = ["sent_once_bytes", "formula_bytes", "replicated_bytes", "link_in_bytes", "limit_seconds"]
+        columns = ["sent_once_bytes", "formula_bytes", "late_bytes", "replicated_bytes", "link_in_bytes", "limit_seconds"]
     if rows:
         show("coded", rows, columns)
-    keep(os.environ, "coded", rows, path, plot, module.draw if law is None else None)
+    keep(os.environ, "coded", rows, path, plot, module.draw if law is None and steps is None else None)
