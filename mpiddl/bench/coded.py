@@ -134,7 +134,8 @@ def _measured(link: MpiComm, scheme: Scheme, repeats: int, nbytes: int, bits: fl
     return {
         "case": f"n={link.size}", "contender": scheme.name, "baseline": "ring",
         "size_bytes": nbytes, "seconds": median(taken),
-        "late_bytes": sum(rank[3] for rank in told) / repeats, "sent_once_bytes": sent / repeats, "formula_bytes": load.sent, "replicated_bytes": load.received,
+        "late_bytes": sum(rank[3] for rank in told) / repeats, "sent_once_bytes": sent / repeats,
+        "formula_bytes": load.sent, "replicated_bytes": load.received,
         "link_out_bytes": out / repeats, "link_in_bytes": into / repeats, "formula_in_bytes": load.ingress,
         "limit_seconds": HEADERS * 8 * max(load.egress, load.ingress) / bits if bits else None,
     }
