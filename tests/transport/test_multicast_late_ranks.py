@@ -292,3 +292,32 @@ def test_a_late_rank_fetches_what_it_is_no_receiver_of(loss):
 
     programs = [(late if channel.rank == 0 else program)(channel, made[channel.rank]) for channel in network.channels]
     assert network.run(programs, 20.0) > 0.5
+
+
+def seconds_of_rounds(fetching):
+    """Two ranks send to each other in three rounds, while a third one fetches what both send."""
+    network, nbytes = Network(3), 5 * NBYTES
+    made = [channel.stream([nbytes] * 3, [[1], [0], []], [None] * 3, 3, lasting=True) for channel in network.channels]
+    ends = []
+
+    def program(channel, stream):
+        for round_ in range(3):
+            put(channel, stream, round_, nbytes)
+            yield lambda round_=round_: stream.complete_since(round_, [1 - channel.rank])
+            channel.release(stream, round_)
+        ends.append(network.clock)
+
+    def late(channel, stream):
+        for round_ in range(3):
+            for owner in (0, 1):
+                channel.fetch(stream, round_, owner)
+            yield lambda round_=round_: stream.complete_since(round_, [0, 1])
+            channel.release(stream, round_)
+
+    programs = [program(channel, stream) for channel, stream in zip(network.channels[:2], made, strict=False)]
+    network.run([*programs, late(network.channels[2], made[2]) if fetching else None], 20.0)
+    return max(ends)
+
+
+def test_what_a_late_rank_fetches_goes_out_after_what_others_wait_for():
+    assert seconds_of_rounds(True) < 1.2 * seconds_of_rounds(False)
