@@ -6,15 +6,13 @@ Redundancy r multiplies the time of computation and divides the bytes. Two model
     full-duplex links, every worker gets the sum           T(r) = r T_calc + max(egress, ingress of the busiest) / rate
 
 T_calc is the time to compute 1/n of a batch. T_comm is the time to send every block gradient by unicast, one sender at a time,
-without redundancy. The first model is that of the published scheme, printed with T_comm / r, which is its limit for many
-workers. The second takes its bytes from `mpiddl.coding.loads`: for replicate-and-slice max((n/r - 1) V, V/r) over multicast,
-and V (1 + 1/r - 2/n) over unicast. Where r does not divide n, there are G = floor(n/r) groups, and n/G multiplies T_calc.
+without redundancy. The first model is that of the published scheme; the paper has T_comm / r, its limit for many workers. The
+second takes its bytes from `mpiddl.coding.loads`: for replicate-and-slice max((n/r - 1) V, V/r) over multicast, and
+V (1 + 1/r - 2/n) over unicast. Where r does not divide n, there are G = floor(n/r) groups, and n/G multiplies T_calc.
 Sources: Li, Maddah-Ali & Avestimehr 2018, arXiv:1604.07086 (first model); ours, from the loads (second model).
 """
 
 from __future__ import annotations
-
-from math import sqrt
 
 from mpiddl.coding.loads import Load
 from mpiddl.coding.placements import check_redundancy
@@ -32,22 +30,6 @@ def published_seconds(workers: int, redundancy: int, calc_s: float, comm_s: floa
     if workers == 1:
         return calc_s
     return redundancy * calc_s + comm_s * (workers - redundancy) / (redundancy * (workers - 1))
-
-
-def printed_seconds(redundancy: int, calc_s: float, comm_s: float) -> float:
-    """T(r) as it is printed: r T_calc + T_comm / r."""
-    return redundancy * calc_s + comm_s / redundancy
-
-
-def published_optimum(workers: int, calc_s: float, comm_s: float) -> float:
-    """The real number r* that makes `published_seconds` shortest; a whole r beside it, from 1 to n, is the best one.
-
-    Examples
-    --------
-    >>> round(published_optimum(8, 1.0, 8.0), 2)
-    3.02
-    """
-    return sqrt(workers / max(workers - 1, 1) * comm_s / calc_s)
 
 
 def step_seconds(load: Load, redundancy: float, calc_s: float, rate: float) -> float:

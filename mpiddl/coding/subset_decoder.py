@@ -49,7 +49,7 @@ class SubsetDecoder:
     """
 
     def __init__(self, code: SubsetCode, worker: int, blocks: Mapping[int, np.ndarray]):
-        self._code, self._worker = code, worker
+        self._code = code
         own = code.placement.blocks[worker]
         self._words = check_blocks(own, blocks)
         self._own = {block: blocks[block] for block in own}

@@ -98,11 +98,6 @@ class Stream:
             times = max(times, self.times.item(slot, sender))
         return times
 
-    def delivered_since(self, round_: int, owner: int) -> float | None:
-        """Since when all receivers have a transfer that this rank has put, or need it no more; None if they do not."""
-        out = self.outgoing.get((round_, owner))
-        return None if out is not None and out.put else self.finished
-
     def sent_since(self, round_: int, owner: int) -> float | None:
         """Since when all of a transfer that this rank has put has left it; None if it has not."""
         out = self.outgoing.get((round_, owner))
