@@ -6,6 +6,7 @@ import json
 from importlib.util import find_spec
 
 import pytest
+from harness.tiers import more
 
 from mpiddl.coding.step_times import published_seconds
 
@@ -17,6 +18,7 @@ def rows_of(mpirun, tmp_path, ranks, *options):
     return {row["contender"]: row for row in json.loads(out.read_text())["rows"]}
 
 
+@pytest.mark.more
 @pytest.mark.plots
 def test_bytes_of_every_scheme(mpirun, tmp_path):
     picture = tmp_path / "rows.png"
@@ -31,6 +33,7 @@ def test_bytes_of_every_scheme(mpirun, tmp_path):
     assert rows["mds by multicast, r=2"]["formula_bytes"] == 3 * 4096
 
 
+@pytest.mark.more
 def test_steps_of_the_published_law(mpirun, tmp_path):
     rows = rows_of(mpirun, tmp_path, 3, "--redundancies", "1,2,3", "--law", "4")
     for r in (1, 2, 3):
@@ -39,7 +42,7 @@ def test_steps_of_the_published_law(mpirun, tmp_path):
 
 
 @pytest.mark.parametrize(("slow", "predicted"), [
-    (1, {"no redundancy": 13, "slices, r=2": 2 + 4, "mds, r=2": 2 + 6, "slices, r=4": 4}),
+    more(1, {"no redundancy": 13, "slices, r=2": 2 + 4, "mds, r=2": 2 + 6, "slices, r=4": 4}),
     (5, {"no redundancy": 13, "slices, r=2": 2 + 4, "mds, r=2, stragglers=1": 2 + 4 * 2, "slices, r=4": 4}),
 ])
 def test_steps_of_sums(mpirun, tmp_path, slow, predicted):

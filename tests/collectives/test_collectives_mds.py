@@ -56,8 +56,8 @@ def test_sum_of_all_blocks_on_virtual_ranks(placement, n, r, m):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("late", [0, 1])
 def test_sum_of_all_blocks_on_real_ranks(comm, link, late):
-    for r in range(1 + late, comm.size + 1):
-        for size in (1, 1000, 60_001):
+    for r in {1 + late, comm.size}:
+        for size in (1, 60_001):
             summing(MdsCode(cyclic(comm.size, r), r - late), size)(link)
 
 
