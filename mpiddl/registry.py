@@ -104,7 +104,8 @@ class Registry(Mapping[str, Entry]):
 
     def _parameters(self, name: str, found: Any, text: str, offered: Mapping[str, Any]) -> dict[str, Any]:
         """Read ``key=value,key=value`` with the types of the defaults."""
-        known = inspect.signature(found).parameters.values()
+        inner = {field.name for field in dataclasses.fields(found) if not field.repr} if dataclasses.is_dataclass(found) else ()
+        known = [each for each in inspect.signature(found).parameters.values() if each.name not in inner]
         settable = {each.name: each.default for each in known if each.name not in offered}
         values: dict[str, Any] = {}
         for item in filter(None, text.split(",")):

@@ -55,7 +55,7 @@ def run(env: Any, size: int, redundancies: Sequence[int], repeats: int, rate: st
     """Rows for each scheme, on rank 0; elsewhere none. ``size``: bytes of a gradient. Collective over ``COMM_WORLD``."""
     bits = read_rate(rate)
     with world(env) as link:
-        check_redundancies(link, redundancies)
+        redundancies = checked_redundancies(link, redundancies)
         elements, rows = max(size // KIND.itemsize, 1), []
         for scheme in _schemes(link, elements, redundancies, with_published):
             rows.append(_measured(link, scheme, repeats, elements * KIND.itemsize, bits))
@@ -66,14 +66,15 @@ def run(env: Any, size: int, redundancies: Sequence[int], repeats: int, rate: st
         return [] if link.rank else rows
 
 
-def check_redundancies(link: MpiComm, redundancies: Sequence[int]) -> None:
-    """Raise a `UsageError` on all ranks unless there are several, and as many as each redundancy."""
+def checked_redundancies(link: MpiComm, redundancies: Sequence[int]) -> Sequence[int]:
+    """Those that were given, or else 1 to 4, as far as there are ranks. A `UsageError` on all ranks if there are too few."""
     if link.size < 2:
         raise UsageError("ranks: got 1, expected 2 or more; start this command with mpiexec")
     for redundancy in redundancies:
         if not 1 <= redundancy <= link.size:
             raise UsageError(f"redundancies: got {redundancy} with {link.size} ranks, expected whole numbers from 1 to "
                              f"{link.size}")
+    return redundancies or range(1, min(link.size, 4) + 1)
 
 
 def _schemes(link: MpiComm, size: int, redundancies: Sequence[int], with_published: bool) -> Any:

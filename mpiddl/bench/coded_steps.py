@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.bench.coded import KIND, blocks_of, check_redundancies
+from mpiddl.bench.coded import KIND, blocks_of, checked_redundancies
 from mpiddl.coding.choose_owners import senders
 from mpiddl.coding.loads import groups, mds, replicate_and_slice
 from mpiddl.coding.mds_code import MdsCode
@@ -41,7 +41,7 @@ def law(env: Any, total: int, ratio: float, redundancies: Sequence[int], repeats
         T_comm / T_calc. T_comm is measured: all block gradients to all others by unicast, one sender at a time.
     """
     with world(env) as link:
-        check_redundancies(link, redundancies)
+        redundancies = checked_redundancies(link, redundancies)
         calc_s, rows = _unicast_seconds(link, total, repeats) / ratio, []
 
         def row(name: str, redundancy: int, exchange: Callable[[], Any], predicted: float) -> None:
@@ -111,7 +111,7 @@ def sums(env: Any, size: int, ratio: float, redundancies: Sequence[int], repeats
         of the others.
     """
     with world(env) as link:
-        check_redundancies(link, redundancies)
+        redundancies = checked_redundancies(link, redundancies)
         elements = max(size // KIND.itemsize, 1)
         nbytes, rows = elements * KIND.itemsize, []
         plain = _Sliced(link, 1, elements)

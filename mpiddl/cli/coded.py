@@ -33,20 +33,25 @@ Examples:
 """
 
 
+def _read_some(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """None given: as many as there are ranks for."""
+    return read_counts(context, parameter, value) if value else ()
+
+
 @click.command(epilog=EPILOG)
 @json_option
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the bytes of each scheme.")
 @click.option("--size", default="1MiB", show_default=True, metavar="SIZE",
               help="Size of a gradient, or with --law of all block gradients together.")
-@click.option("--redundancies", default="1,2,3,4", show_default=True, callback=read_counts, metavar="R,R,...",
-              help="Numbers of workers that have the same gradient.")
+@click.option("--redundancies", default="", callback=_read_some, metavar="R,R,...",
+              help="Numbers of workers that have the same gradient.  [default: 1 to 4, at most the number of ranks]")
 @click.option("--repeats", default=10, show_default=True, type=click.IntRange(min=1), metavar="N", help="Calls of each scheme.")
 @click.option("--rate", metavar="RATE", help="Rate of each link, such as 200mbit, for the limit.")
 @click.option("--published", is_flag=True, help="Also measure the published code, which sends much more.")
 @click.option("--law", type=click.FloatRange(min=0.01), metavar="X", help="Measure the published law with T_comm / T_calc = X.")
 @click.option("--steps", type=click.FloatRange(min=0.01), metavar="X", help="Measure steps of sums with T_comm / T_calc = X.")
 @click.option("--slow", default=1.0, type=click.FloatRange(min=1), metavar="F",
-              help="With --steps: rank 1 takes F times as long, and is not waited for.")
+              help="With --steps: rank 1 computes F times as long, 2 or more. The figures leave it out.")
 def coded(path: Path | None, plot: Path | None, size: str, redundancies: tuple[int, ...], repeats: int, rate: str | None,
           published: bool, law: float | None, steps: float | None, slow: float) -> None:
     """Measure gradients that several workers compute: the bytes that each scheme sends, and its seconds.
@@ -62,6 +67,8 @@ def coded(path: Path | None, plot: Path | None, size: str, redundancies: tuple[i
     nbytes = parse_size(size, "size")
     if law is not None and steps is not None:
         raise UsageError("--law, --steps: got both, expected one of them")
+    if 1 < slow < 2:
+        raise UsageError(f"--slow: got {slow:g}, expected 1, or 2 or more")
     if slow > 1 and steps is None:
         raise UsageError(f"--slow: got {slow:g} without --steps, expected it with --steps")
     if law is not None:

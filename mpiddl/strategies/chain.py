@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,10 @@ class Chain(Strategy):
                              "of them")
         self.members = members
         self.replicated = all(member.replicated for member in members)
+        for member in members[1:]:
+            kind = type(member)
+            if kind is not Chain and (kind.blocks, kind.needs_gradient) != (Strategy.blocks, Strategy.needs_gradient):
+                raise UsageError(f"chain: got {describe(member)} after another strategy, expected it as the first one")
         self.lockstep = all(member.lockstep for member in members)
         self.guesses = members[-1].guesses
         self.sums = bool(summing)
@@ -43,6 +48,14 @@ class Chain(Strategy):
                 raise UsageError(f"chain: got the asynchronous strategy {describe(strategy)} together with others; "
                                  "expected it without other strategies")
         return Chain(*(strategy for strategy, _ in found)), "; ".join(filter(None, (said for _, said in found)))
+
+    def calibrate(self, comm: Comm, trial: Any) -> tuple[Strategy, str]:
+        found = [member.calibrate(comm, trial) for member in self.members]
+        return Chain(*(strategy for strategy, _ in found)), "; ".join(filter(None, (said for _, said in found)))
+
+    @property
+    def work(self) -> float:
+        return prod(member.work for member in self.members)
 
     def check(self, size: int) -> None:
         for member in self.members:

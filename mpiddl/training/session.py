@@ -275,7 +275,7 @@ def _layout(job: Job, data: Data, size: int, earlier: Path | None, suits: int = 
     elif job.reproducible:
         shards = job.shards or DEFAULT_SHARDS  # never of the ranks' making: other shards are other bits
     else:
-        shards = shard_count(size, job.shards or min(suits, data.train.n) or None)
+        shards = shard_count(size, job.shards or (suits if suits <= data.train.n else 0) or None)
     if job.reproducible:
         check_branches(shards, size)
     if not earlier and job.shards > max(data.train.n, size):

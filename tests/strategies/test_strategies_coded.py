@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 from harness.tiers import more, only
 
 import mpiddl
 from mpiddl.errors import UsageError
+from mpiddl.strategies.base import Combined, Strategy
+from mpiddl.strategies.chain import chain
+from mpiddl.strategies.coded.coded import Coded
 from mpiddl.strategies.coded.coded_sum import CodedSum
 from mpiddl.transport import virtual
 
@@ -129,13 +133,75 @@ def test_slow_workers_get_fewer_rows(strategy):
     ("coded-sum:transport=pigeon", "transport: got 'pigeon', expected auto, multicast, unicast"),
     ("coded-sum:code=morse", "code: got 'morse', expected auto, slices, mds"),
     ("coded-sum:stragglers=1", "stragglers: got 1 with code auto, expected code mds"),
-    ("coded-sum:code=mds,redundancy=2,stragglers=2", "stragglers: got 2 with redundancy 2, expected 0 or more, and fewer"),
-    ("coded-sum:code=mds,stragglers=-1", "stragglers: got -1 with redundancy auto, expected 0 or more, and fewer"),
+    ("coded-sum:code=mds,redundancy=2,stragglers=2", "stragglers: got 2 with redundancy 2, expected a whole number from 0"),
+    ("coded-sum:code=mds,stragglers=-1", "stragglers: got -1 with redundancy auto, expected a whole number from 0"),
+    ("coded-sum:code=mds,stragglers=2", "redundancy: got 3 with 2 workers"),
+    ("coded-sum:code=mds,stragglers=1,redundancy=2,transport=unicast", "transport: got unicast with stragglers"),
+    ("coded-sum:redundancy=2,rates=1", "got 'rates=1', expected parameters among redundancy=auto"),
+    ("coded:clip=inf", "clip, xor, turns: got inf"),
     ("coded-sum:ahead=1", "ahead: got 1, expected 2 or more"),
 ])
 def test_parameters_that_make_no_sense(spec, message):
     with pytest.raises(UsageError, match=message):
         on_virtual_ranks(2, spec)
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("strategy", [CodedSum, Coded])
+def test_parameters_of_a_wrong_type(strategy):
+    with pytest.raises(UsageError, match=r"got 2\.5, expected a whole number"):
+        strategy(**{"ahead" if strategy is CodedSum else "redundancy": 2.5})
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("size", [1, 4])
+def test_redundancy_is_chosen_where_messages_take_no_time(size):
+    assert simulated("coded-sum", size, message_seconds=0.0).summary["strategy"].startswith("Auto(")
+
+
+@pytest.mark.no_mpi
+def test_redundant_computation_takes_its_time():
+    once, twice = (simulated(f"coded:redundancy={r}", message_seconds=0.0).summary["seconds"] for r in (1, 2))
+    assert twice == pytest.approx(2 * once)
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("batch", [1, 7])
+def test_small_batches_are_not_clipped_before_large_ones(batch):
+    job = {"shards": 24, "batch": batch, "max_steps": 10}
+    ours, plain = (on_virtual_ranks(4, name, **job)[0] for name in ("coded:clip=10", "allreduce"))
+    assert distance(weights(ours), weights(plain)) < 1e-6
+    assert ours.summary["clipped_fraction"] == 0
+
+
+@pytest.mark.no_mpi
+def test_fewer_rows_than_blocks():
+    x, y = np.arange(12.0).reshape(3, 4), np.array([0, 1, 0])
+    job = {**JOB, "batch": 2, "validation": 0.0, "test_fraction": 0.0}
+    found = virtual.run(4, lambda comm: mpiddl.train("mlp", (x, y), comm=comm, strategy="coded", **job))
+    assert len({weights(result).tobytes() for result in found}) == 1
+
+
+class Half(Strategy):
+    """Halves gradients."""
+
+    def combine(self, comm, state, grad, replica, step):
+        grad *= 0.5
+        return Combined(grad, step.count, state)
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("later", [CodedSum(redundancy="2"), CodedSum(redundancy="2", code="mds"), Coded()])
+def test_behind_another_strategy_they_are_refused(later):
+    with pytest.raises(UsageError, match="after another strategy, expected it as the first one"):
+        chain(Half(), later)
+
+
+@pytest.mark.no_mpi
+def test_before_another_strategy_redundancy_is_chosen_as_alone():
+    found = simulated(chain(CodedSum(), chain(Half())), slow="1:5")
+    assert "redundancy='2'" in found.summary["strategy"]
+    assert found.summary["coding"]["step_s"] == pytest.approx(2.02)
 
 
 @pytest.mark.no_mpi

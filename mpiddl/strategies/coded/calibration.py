@@ -84,8 +84,10 @@ class Option(NamedTuple):
 
 
 def options(comm: Comm, members: Sequence[Sequence[int]], trial: Trial, codes: Sequence[str], transports: Sequence[str],
-            stragglers: int = 0, interface: str = "") -> list[Option]:
-    """All that could be done, the shortest step first; the same on every rank. Collective.
+            stragglers: int = 0, interface: str = "") -> tuple[list[Option], str]:
+    """All that could be done, the shortest step first, and why multicast does not work, or ""; the same on every rank.
+
+    Collective. A `TransportError` on all ranks if multicast does not work and is the only transport.
 
     Parameters
     ----------
@@ -102,13 +104,20 @@ def options(comm: Comm, members: Sequence[Sequence[int]], trial: Trial, codes: S
     if "unicast" in transports:
         rate = 2 * nbytes * (workers - 1) / workers / ring_s if workers > 1 and ring_s else float("inf")
         networks["unicast"] = Network(0.0, rate)
-    if "multicast" in transports and (network := _multicast_network(comm, members, trial, interface)):
-        networks["multicast"] = network
+    trouble = ""
+    if "multicast" in transports:
+        try:
+            networks["multicast"] = _multicast_network(comm, members, trial, interface)
+        except TransportError as error:
+            if transports == ["multicast"]:
+                raise
+            trouble = str(error)
     if "slices" in codes:
         found += _slices(workers, nbytes, seconds, networks)
     if "mds" in codes and workers > 2 and "multicast" in networks:
         found += _mds(comm, workers, trial, seconds, networks["multicast"], stragglers)
-    return sorted(found, key=lambda option: (option.seconds * (1 if option.redundancy > 1 else WORTH), option.redundancy))
+    found.sort(key=lambda option: (option.seconds * (1 if option.redundancy > 1 else WORTH), option.redundancy))
+    return found, trouble
 
 
 def rates(comm: Comm, members: Sequence[Sequence[int]], trial: Trial) -> list[float]:
@@ -135,7 +144,7 @@ class _Seconds:
     def of(self, count: int) -> list[float]:
         """Collective."""
         if count not in self._known:
-            rows = ceil_div(self._trial.batch, count * len(self._members[0]))
+            rows = ceil_div(self._trial.batch, count * max(map(len, self._members)))
             taken = self._trial.gradient_seconds(self._comm, rows)
             self._known[count] = [max(taken[rank] for rank in ranks) for ranks in self._members]
         return self._known[count]
@@ -167,6 +176,8 @@ def _mds(comm: Comm, workers: int, trial: Trial, seconds: _Seconds, network: Net
 def finished(placement: BlockPlacement, seconds: Sequence[float], needed: int) -> float:
     """When so many owners of each block have finished it, if a block takes each worker so many seconds.
 
+    By then the others have begun another block, if they have one more. They finish it.
+
     Only workers that are `SLOW` take longer than the median: the others differ by chance.
 
     Examples
@@ -180,7 +191,9 @@ def finished(placement: BlockPlacement, seconds: Sequence[float], needed: int) -
     for worker, each in enumerate(steady):
         for number, block in enumerate(computing_order(placement, worker), 1):
             times[block].append(number * each)
-    return max(sorted(block)[needed - 1] for block in times)
+    over = max(sorted(block)[needed - 1] for block in times)
+    begun = min(over // usual + 1, max(map(len, placement.blocks))) if usual else 0
+    return max(over, begun * usual)
 
 
 def _coding_seconds(comm: Comm, workers: int, trial: Trial) -> float:
@@ -211,32 +224,26 @@ def _ring_seconds(comm: Comm, trial: Trial) -> float:
     return median(taken[1:])
 
 
-def _multicast_network(comm: Comm, members: Sequence[Sequence[int]], trial: Trial, interface: str) -> Network | None:
-    """Measured with an all-gather of nothing and of much; None where multicast does not work."""
+def _multicast_network(comm: Comm, members: Sequence[Sequence[int]], trial: Trial, interface: str) -> Network:
+    """Measured with an all-gather of nearly nothing and of much. A `TransportError` on all ranks where multicast fails."""
     size = max(min(PROBE_BYTES // trial.dtype.itemsize, trial.size), 1)
     workers = range(len(members))
-    latency_s = _exchange_seconds(comm, members, [workers], 1, trial.dtype, interface)
-    if latency_s is None:
-        return None
-    whole_s = _exchange_seconds(comm, members, [[worker] for worker in workers], size, trial.dtype, interface)
-    if whole_s is None:
-        return None
-    received = (len(members) - 1) * size * trial.dtype.itemsize
-    return Network(latency_s, received / max(whole_s - latency_s, 0.1 * whole_s))
+    alone = [[worker] for worker in workers]
+    latency_s = _exchange_seconds(comm, members, alone, 1, trial.dtype, interface)
+    whole_s = _exchange_seconds(comm, members, alone, size, trial.dtype, interface)
+    received, moving_s = (len(members) - 1) * size * trial.dtype.itemsize, max(whole_s - latency_s, 0.1 * whole_s)
+    return Network(latency_s, received / moving_s if received and moving_s else float("inf"))
 
 
 def _exchange_seconds(comm: Comm, members: Sequence[Sequence[int]], owners: Sequence[Sequence[int]], size: int,
-                      dtype: np.dtype, interface: str) -> float | None:
-    """Of one all-reduce by multicast between these groups of workers; None where multicast does not work."""
+                      dtype: np.dtype, interface: str) -> float:
+    """Of one all-reduce by multicast between these groups of workers."""
     leading = comm.rank in [ranks[0] for ranks in members]
     leaders = comm.Create([ranks[0] for ranks in members] if leading else [comm.rank])
     exchange, taken = None, list[float]()
-    try:
-        with agreed(comm):
-            if leading:
-                exchange = ReplicatedMulticast(leaders, owners, size, dtype, 2, interface)
-    except TransportError:
-        return None
+    with agreed(comm):
+        if leading:
+            exchange = ReplicatedMulticast(leaders, owners, size, dtype, 2, interface)
     for _ in range(1 + REPEATS):
         comm.Barrier()
         began = comm.now()

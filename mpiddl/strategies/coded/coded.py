@@ -24,9 +24,9 @@ from mpiddl.coding.placements import all_subsets, check_redundancy
 from mpiddl.coding.subset_code import SubsetCode, as_words
 from mpiddl.collectives.exchange_subset_code import SubsetExchange
 from mpiddl.errors import UsageError
-from mpiddl.layout import DEFAULT_SHARDS, block, ceil_div
+from mpiddl.layout import DEFAULT_SHARDS, ceil_div
 from mpiddl.memory import aligned_zeros
-from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
+from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy, check_numbers
 from mpiddl.transport.comm import Comm
 
 
@@ -50,9 +50,14 @@ class Coded(Strategy):
     interface: str = ""
 
     def __post_init__(self) -> None:
-        if not self.clip > 0 or self.xor not in (0, 1) or self.turns not in (0, 1):
+        check_numbers(self)
+        if not 0 < self.clip < float("inf") or self.xor not in (0, 1) or self.turns not in (0, 1):
             raise UsageError(f"strategy coded: clip, xor, turns: got {self.clip}, {self.xor}, {self.turns}, expected a number "
                              "above 0, 0 or 1, 0 or 1")
+
+    @property
+    def work(self) -> float:
+        return self.redundancy
 
     def check(self, size: int) -> None:
         check_redundancy(size, self.redundancy)
@@ -64,14 +69,14 @@ class Coded(Strategy):
 
     def blocks(self, shards: int, rank: int, size: int) -> Sequence[Sequence[int]]:
         placement = all_subsets(size, self.redundancy)
-        return [block(shards, len(placement.owners), number) for number in placement.blocks[rank]]
+        return [range(number, shards, len(placement.owners)) for number in placement.blocks[rank]]
 
     def placement(self, shards: int, rank: int, size: int) -> Placement:
         owners = all_subsets(size, self.redundancy).owners
         mine = [shard for part in self.blocks(shards, rank, size) for shard in part]
         own = [number % self.redundancy for number in range(len(owners))]
-        scored = [shard for number, part in enumerate(block(shards, len(owners), each) for each in range(len(owners)))
-                  if owners[number][own[number]] == rank for shard in part]
+        scored = [shard for number in range(len(owners)) if owners[number][own[number]] == rank
+                  for shard in range(number, shards, len(owners))]
         return Placement(mine, scores=scored)
 
     def combine_block(self, comm: Comm, state: Any, grad: np.ndarray, number: int, step: Step) -> Any:
@@ -83,7 +88,7 @@ class Coded(Strategy):
 
     def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
         way = self._way(comm, size, dtype)
-        how = f"by MPI: {way.trouble}" if way.trouble else "by multicast"
+        how = f"by MPI, because multicast does not work: {way.trouble}" if way.trouble else "by multicast"
         return f"{len(way.code.placement.owners)} blocks, each computed by {self.redundancy} workers; packets are sent {how}"
 
     def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
@@ -125,7 +130,7 @@ class Way:
 
     def _bound(self, rows: int) -> float:
         """On a sum over the rows of a block; ``clip`` is that on their mean."""
-        return self._clip * max(rows, 1) / len(self.code.placement.owners)
+        return self._clip * max(ceil_div(rows, len(self.code.placement.owners)), 1)
 
     def sum(self, rows: int) -> np.ndarray:
         """Of the gradients of all blocks, in the order of the blocks."""

@@ -34,7 +34,7 @@ from mpiddl.coding.mds_code import computing_order
 from mpiddl.coding.placements import BlockPlacement, block_rows, check_redundancy, cyclic, replicated_groups, shares
 from mpiddl.errors import UsageError
 from mpiddl.layout import rank_shards
-from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy
+from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy, check_numbers
 from mpiddl.strategies.coded.calibration import Trial, best_of_each_way, options, rates
 from mpiddl.strategies.coded.exchange import Way
 from mpiddl.strategies.coded.mds import Mds
@@ -77,9 +77,13 @@ class CodedSum(Strategy):
     rates: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         for name, choices in CHOICES.items():
             if (got := getattr(self, name)) not in choices:
                 raise UsageError(f"strategy coded-sum: {name}: got {got!r}, expected {', '.join(choices)}")
+        if self.transport == "unicast" and (self.stragglers or (self.code == "mds" and str(self.redundancy) == AUTO)):
+            raise UsageError("strategy coded-sum: transport: got unicast with stragglers, or with code mds and redundancy "
+                             "auto; expected multicast: in rings, a step waits for all workers, and slices send less")
         if self.stragglers and self.code != "mds":
             raise UsageError(f"strategy coded-sum: stragglers: got {self.stragglers} with code {self.code}, expected code mds; "
                              "with slices, all but one worker of each group may be late")
@@ -89,7 +93,7 @@ class CodedSum(Strategy):
             raise UsageError(f"strategy coded-sum: redundancy: got {self.redundancy!r}, expected auto or a whole number")
         if self.stragglers < 0 or (self.stragglers >= max(self.copies, 1) and str(self.redundancy) != AUTO):
             raise UsageError(f"strategy coded-sum: stragglers: got {self.stragglers} with redundancy {self.redundancy}, "
-                             "expected 0 or more, and fewer than the redundancy")
+                             "expected a whole number from 0 to redundancy - 1")
 
     @property
     def copies(self) -> int:
@@ -109,9 +113,9 @@ class CodedSum(Strategy):
     def resolve(self, comm: Comm) -> tuple[Strategy, str]:
         homes = tuple(comm.nodes())
         workers = teams(homes)
-        check_redundancy(len(workers), self.copies)
+        check_redundancy(len(workers), max(self.copies, self.stragglers + 1))
         counts = sorted(set(map(len, workers)))
-        if str(self.redundancy) != "1" and len(counts) > 1:
+        if (self.copies > 1 or str(self.redundancy) == AUTO) and len(counts) > 1:
             return TwoStep(), (f"hosts with {' and '.join(map(str, counts))} ranks would compute different bits of the same "
                                "gradient: each gradient is computed once, as with strategy two-step")
         return replace(self, homes=homes), ""
@@ -126,9 +130,9 @@ class CodedSum(Strategy):
         """The strategy with the shortest step, and the predictions."""
         transports = ["multicast", "unicast"] if self.transport == AUTO else [self.transport]
         codes = ["slices", "mds"] if self.code == AUTO else [self.code]
-        found = options(comm, self._teams(comm.size), trial, codes, transports, self.stragglers, self.interface)
+        found, trouble = options(comm, self._teams(comm.size), trial, codes, transports, self.stragglers, self.interface)
         best = found[0]
-        said = "predicted step: " + ", ".join(map(str, best_of_each_way(found))) if len(found) > 1 else ""
+        said = "predicted step: " + ", ".join(map(str, best_of_each_way(found))) + (f"; {trouble}" if trouble else "")
         if best.redundancy == 1:
             return Auto(), said
         chosen = replace(self, redundancy=str(best.redundancy), code=best.code, stragglers=best.stragglers,

@@ -40,7 +40,7 @@ class Way:
         self.team = Team(comm, members, size, dtype)
         self.counted: dict[str, dict[str, int]] = {"not_waited_for": {}, "left_out": {}}
         self._exchange: Any = None
-        self._left_out, self._taken, self._last = 0, deque[float](maxlen=1000), 0.0
+        self._left_out, self._taken, self._last, self._steps = 0, deque[float](maxlen=1000), 0.0, 0
 
     def needs_gradient(self) -> bool:
         """Whether this worker has to compute its next gradient of this step."""
@@ -69,6 +69,7 @@ class Way:
         """The leader's ``result``, on all ranks of the worker, at the end of a step."""
         shared = self.team.shared(result)
         self.team.count()
+        self._steps += 1
         if self._last:
             self._taken.append(self._comm.now() - self._last)
         self._last = self._comm.now()
@@ -85,7 +86,8 @@ class Way:
         everyone = self._comm.setup_allgather((dict(late), self.team.worker, self._left_out) if leading else None)
         found = [part for part in everyone if part is not None]
         total: Counter[int] = sum((Counter(late) for late, _, _ in found), Counter())
-        self.counted = {"not_waited_for": {str(worker): count for worker, count in sorted(total.items())},
+        self.counted = {"not_waited_for": {str(worker): min(count, self._steps)  # two others may have sent the same slice
+                                           for worker, count in sorted(total.items())},
                         "left_out": {str(worker): count for _, worker, count in found if count}}
 
     def Free(self) -> None:

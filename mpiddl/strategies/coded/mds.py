@@ -33,10 +33,11 @@ class Mds(Way):
             rounds = slots(ahead, len(members) * code.slice_size(size) * dtype.itemsize)
             why = self._try_multicast(lambda leaders: MdsMulticast(leaders, code, size, dtype, rounds, interface, result),
                                       transport == "multicast")
-        waits = f"for all but {stragglers} of the workers" if stragglers else "for all workers"
-        way = f"by multicast; a step waits {waits}"
+        waits = f"can finish without {stragglers} of the workers" if stragglers else "waits for all workers"
+        way = f"by multicast; a step {waits}"
         if transport == "unicast" or why:
-            code, way = MdsCode(cyclic(len(members), redundancy), redundancy), "in a ring" + (f"; {why}" if why else "")
+            code = MdsCode(cyclic(len(members), redundancy), redundancy)
+            way = "in a ring; a step waits for all workers" + (f"; {why}" if why else "")
             if (leaders := self.team.leaders) is not None:
                 self._exchange = MdsRing(leaders, code, size, dtype, result)
         self.note = (f"MDS code: each worker computes {redundancy} of {len(members)} blocks, and sends one vector of 1/"

@@ -45,7 +45,8 @@ class ReplicateAndSlice(Way):
     def _about(self, way: str) -> str:
         sizes, count = sorted({len(workers) for workers in self._groups}), len(self._groups)
         if sizes == [1]:
-            return f"each worker sends its gradient to all others {way}"
+            return ("the workers add up their gradients in a ring" if way == "in rings" else
+                    f"each worker sends its gradient to all others {way}")
         if count == 1:
             return "replicate-and-slice: all workers compute the whole gradient, and none is sent"
         each = " or ".join(map(str, sizes))
