@@ -60,6 +60,10 @@ class SharedMemoryError(CommError):
     """Ranks of a node that cannot have memory in common; raised on all of them."""
 
 
+DIVERGED = "training has diverged"
+"""Text of errors that are caused by the settings of the job, not by the machine."""
+
+
 class ConvergenceError(MpiddlError):
     """An iteration that did not reach its tolerance; ``best`` carries the best result so far."""
 

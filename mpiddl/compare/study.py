@@ -24,13 +24,12 @@ from mpiddl.compare.processes import Ended, job_over, reason
 from mpiddl.compare.statistics import best_rates, diverges
 from mpiddl.compare.store import Store
 from mpiddl.compare.strategy_texts import learning_rate
-from mpiddl.errors import MpiddlError
+from mpiddl.errors import DIVERGED, MpiddlError
 from mpiddl.machine.clock import now
 from mpiddl.machine.disk import writing
 from mpiddl.testbed.program import sweep
 from mpiddl.training.builders import with_optimiser
 from mpiddl.training.job import make_job
-from mpiddl.training.watch import DIVERGED
 from mpiddl.user_code import is_reference, source_checksum
 from mpiddl.version import __version__
 

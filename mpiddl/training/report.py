@@ -124,6 +124,8 @@ def show_summary(summary: Mapping[str, Any], splits: Sequence[Split]) -> None:
               "hidden behind computation, and {was_hidden_ms:.1f} ms were hidden.".format(**overlap))
     if coding := summary.get("coding"):
         print(*_coding(coding), sep="\n")
+    if clipped := summary.get("clipped_fraction"):
+        print(f"{100 * clipped:.2g} % of the elements of gradients were clipped; a larger `clip` of the strategy avoids this.")
     _console().print(table)
     for sentence in summary.get("too_many_ranks", ()):
         print(sentence)
@@ -137,7 +139,7 @@ def _coding(coding: Mapping[str, Any]) -> list[str]:
                     "predicted.")
     for worker, count in coding["not_waited_for"].items():
         left_out = coding["left_out"].get(worker, 0)
-        said.append(f"Worker {worker} was late and not waited for in {count} steps; it left out {left_out} gradients.")
+        said.append(f"Worker {worker} was late in {count} steps, which ended without it; it left out {left_out} gradients.")
     return said
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.errors import ConvergenceError, MismatchError
+from mpiddl.errors import DIVERGED, ConvergenceError, MismatchError
 from mpiddl.memory import FlatBuffer
 from mpiddl.models.base import Score
 from mpiddl.strategies.base import Step, Strategy
@@ -26,9 +26,6 @@ from mpiddl.training.loop import Plan, State
 from mpiddl.training.metrics import Metrics, finite
 from mpiddl.transport.base import IN_PLACE
 from mpiddl.transport.comm import Comm
-
-DIVERGED = "training has diverged"
-"""Text of errors that are caused by the settings of the job, not by the machine."""
 
 CHECK_S = 0.5  # seconds between two comparisons of the clocks of ranks in lockstep
 

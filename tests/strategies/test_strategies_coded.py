@@ -10,8 +10,8 @@ from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 from harness.tiers import more, only
 
 import mpiddl
-from mpiddl.errors import UsageError
-from mpiddl.strategies.base import Combined, Strategy
+from mpiddl.errors import CommError, ConvergenceError, UsageError
+from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.chain import chain
 from mpiddl.strategies.coded.coded import Coded
 from mpiddl.strategies.coded.coded_sum import CodedSum
@@ -172,6 +172,39 @@ def test_small_batches_are_not_clipped_before_large_ones(batch):
     ours, plain = (on_virtual_ranks(4, name, **job)[0] for name in ("coded:clip=10", "allreduce"))
     assert distance(weights(ours), weights(plain)) < 1e-6
     assert ours.summary["clipped_fraction"] == 0
+
+
+def one_step(strategy, value):
+    """A step with gradients of which each element is ``value(rank)``."""
+
+    def program(comm):
+        step, grad = Step(4, 2, 6, 0.1), np.full(8, value(comm.rank))
+        for number in range(2):
+            strategy.combine_block(comm, {}, grad, number, step)
+        return strategy.combine(comm, {}, grad, Replica(np.zeros(8), {}), step).grad.copy()
+
+    return virtual.run(3, program)
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("xor", [0, 1])
+def test_copies_of_gradients_are_compared(xor):
+    assert all(found == pytest.approx(3.0, abs=1e-6) for found in one_step(Coded(xor=xor), lambda rank: 1.0))
+    with pytest.raises(CommError, match="computed different bits for the same gradient"):
+        one_step(Coded(xor=xor), lambda rank: 1.0 + (rank == 1))
+
+
+@pytest.mark.no_mpi
+def test_a_gradient_that_is_not_finite_has_diverged():
+    with pytest.raises(ConvergenceError, match=r"step 5: the gradient is not finite: training has diverged at rate 0\.1; try"):
+        one_step(Coded(), lambda rank: float("nan"))
+
+
+@pytest.mark.no_mpi
+def test_the_clipped_fraction_is_that_of_all_ranks(capsys):
+    found = on_virtual_ranks(3, "coded:clip=1e-4", quiet=False)[0].summary["clipped_fraction"]
+    assert 0.01 < found < 1
+    assert f"{100 * found:.2g} % of the elements of gradients were clipped" in capsys.readouterr().out
 
 
 @pytest.mark.no_mpi

@@ -22,8 +22,9 @@ import numpy as np
 from mpiddl.coding.clip_quantisation import CLIP, add_quantised, dequantise, quantise
 from mpiddl.coding.placements import all_subsets, check_redundancy
 from mpiddl.coding.subset_code import SubsetCode, as_words
+from mpiddl.collectives.copies import check_same, checksum
 from mpiddl.collectives.exchange_subset_code import SubsetExchange
-from mpiddl.errors import UsageError
+from mpiddl.errors import DIVERGED, ConvergenceError, DataError, UsageError
 from mpiddl.layout import DEFAULT_SHARDS, ceil_div
 from mpiddl.memory import aligned_zeros
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy, check_numbers
@@ -80,7 +81,11 @@ class Coded(Strategy):
         return Placement(mine, scores=scored)
 
     def combine_block(self, comm: Comm, state: Any, grad: np.ndarray, number: int, step: Step) -> Any:
-        self._way(comm, grad.size, grad.dtype).keep(number, grad, step.total)
+        try:
+            self._way(comm, grad.size, grad.dtype).keep(number, grad, step.total)
+        except DataError:
+            raise ConvergenceError(f"step {step.index + 1}: the gradient is not finite: {DIVERGED} at rate {step.rate:g}; try "
+                                   "a smaller `rate`, a `warmup`, or `clip`") from None
         return state
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
@@ -91,9 +96,11 @@ class Coded(Strategy):
         how = f"by MPI, because multicast does not work: {way.trouble}" if way.trouble else "by multicast"
         return f"{len(way.code.placement.owners)} blocks, each computed by {self.redundancy} workers; packets are sent {how}"
 
+    def finish(self, comm: Comm, state: Any, replica: Replica) -> None:
+        self._way(comm, replica.params.size, replica.params.dtype).gather()
+
     def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
-        way = self._way(comm, replica.params.size, replica.params.dtype)
-        return {"clipped_fraction": way.clipped / max(way.quantised, 1)}
+        return {"clipped_fraction": self._way(comm, replica.params.size, replica.params.dtype).clipped_fraction}
 
     def _way(self, comm: Comm, size: int, dtype: np.dtype) -> Way:
         """Created once, collectively; freed with ``comm``."""
@@ -104,12 +111,12 @@ class Coded(Strategy):
 class Way:
     """The code, the exchange and the memory of one run; freed with its communicator.
 
-    clipped, quantised : sum of the clipped fractions of this rank's gradients, and how many there were.
+    clipped_fraction : part of the elements of all ranks' gradients that were clipped; see `gather`.
     trouble : why multicast does not work here, or "".
     """
 
     def __init__(self, comm: Comm, strategy: Coded, size: int, dtype: np.dtype):
-        self.freed, self.clipped, self.quantised = False, 0.0, 0
+        self.freed, self._comm, self._round, self._clipped, self._quantised, self.clipped_fraction = False, comm, 0, 0.0, 0, 0.0
         self._clip, self._exact = strategy.clip, bool(strategy.xor)
         self.code = SubsetCode(comm.size, strategy.redundancy, self._exact)
         self._own = self.code.placement.blocks[comm.rank]
@@ -125,8 +132,8 @@ class Way:
         if self._exact:
             self._kept[number][:] = gradient
         else:
-            self.clipped += quantise(gradient, self._kept[number], self._bound(rows))
-            self.quantised += 1
+            self._clipped += quantise(gradient, self._kept[number], self._bound(rows))
+            self._quantised += 1
 
     def _bound(self, rows: int) -> float:
         """On a sum over the rows of a block; ``clip`` is that on their mean."""
@@ -134,6 +141,7 @@ class Way:
 
     def sum(self, rows: int) -> np.ndarray:
         """Of the gradients of all blocks, in the order of the blocks."""
+        self._compare()
         decoder = self._exchange({block: as_words(kept) for block, kept in zip(self._own, self._kept, strict=True)})
         self._total[:] = 0
         for number in range(len(self.code.placement.owners)):
@@ -146,6 +154,23 @@ class Way:
             return self._total
         dequantise(self._total, self._result, self._bound(rows))
         return self._result
+
+    def _compare(self) -> None:
+        """The copies of each block, in some rounds; collective."""
+        numbers = {block: checksum(kept, self._round) for block, kept in zip(self._own, self._kept, strict=True)}
+        self._round += 1
+        if not any(numbers.values()):
+            return
+        known: dict[int, tuple[int, int]] = {}
+        for rank, theirs in enumerate(self._comm.setup_allgather(numbers)):
+            for block, found in theirs.items():
+                first, its = known.setdefault(block, (rank, found))
+                check_same(rank, found, first, its)
+
+    def gather(self) -> None:
+        """Fill `clipped_fraction`. Collective."""
+        found = self._comm.setup_allgather((self._clipped, self._quantised))
+        self.clipped_fraction = sum(clipped for clipped, _ in found) / max(sum(count for _, count in found), 1)
 
     def Free(self) -> None:
         """Collective."""
