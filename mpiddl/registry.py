@@ -153,7 +153,7 @@ STRATEGIES = Registry("strategy", {
         f"{_SUM} Each worker sends its gradient once, and the network makes the copies."),
     "coded-sum": Entry("mpiddl.strategies.coded.coded_sum:CodedSum",
         "In every step, all workers apply the sum of all gradients. Several workers compute each gradient: each "
-        "of them sends a part of it, and a late one is not waited for."),
+        "of them sends a part of it. By multicast, a step can finish without a late worker."),
     "coded": Entry("mpiddl.strategies.coded.coded:Coded",
         "The published coded SGD: several workers compute each block of rows, and every worker gets the gradients "
         "of all blocks from coded packets."),

@@ -14,7 +14,7 @@ EPILOG = """
 \b
 Each rank is a worker: start one rank on each host. With redundancy r, groups of r workers have the same gradient, and
 each sends a slice of it: by multicast, or in rings. "sent once" counts a multicast message once, "replicated" once for
-each receiver: as many bytes are sent where the network makes no copies. "late" is the part of "sent once" that was sent
+each receiver: this is what a network without multicast would carry. "late" is the part of "sent once" that was sent
 in place of workers that were late. "link in" is what came in on the busiest host's link, with headers. --json also has
 what went out.
 
@@ -46,15 +46,16 @@ def _read_some(context: click.Context, parameter: click.Parameter, value: str) -
 @click.option("--redundancies", default="", callback=_read_some, metavar="R,R,...",
               help="Numbers of workers that have the same gradient.  [default: 1 to 4, at most the number of ranks]")
 @click.option("--repeats", default=10, show_default=True, type=click.IntRange(min=1), metavar="N", help="Calls of each scheme.")
-@click.option("--rate", metavar="RATE", help="Rate of each link, such as 200mbit, for the limit.")
-@click.option("--published", is_flag=True, help="Also measure the published code, which sends much more.")
+@click.option("--rate", metavar="RATE", help="Rate of each link, such as 200mbit. Adds the shortest possible time.")
+@click.option("--published", is_flag=True, help="Also measure the published code. It sends many more bytes.")
 @click.option("--law", type=click.FloatRange(min=0.01), metavar="X", help="Measure the published law with T_comm / T_calc = X.")
-@click.option("--steps", type=click.FloatRange(min=0.01), metavar="X", help="Measure steps of sums with T_comm / T_calc = X.")
+@click.option("--steps", type=click.FloatRange(min=0.01), metavar="X",
+              help="Measure training steps (a wait and a sum) with T_comm / T_calc = X.")
 @click.option("--slow", default=1.0, type=click.FloatRange(min=1), metavar="F",
               help="With --steps: rank 1 computes F times as long, 2 or more. The figures leave it out.")
 def coded(path: Path | None, plot: Path | None, size: str, redundancies: tuple[int, ...], repeats: int, rate: str | None,
           published: bool, law: float | None, steps: float | None, slow: float) -> None:
-    """Measure gradients that several workers compute: the bytes that each scheme sends, and its seconds.
+    """Measure the bytes and the seconds of each scheme for redundant gradients.
 
     Start this command with mpiexec.
     """

@@ -1,1 +1,1 @@
-"""Strategies in which several workers compute the same gradient: fewer bytes, and nobody waits for a late worker."""
+"""Strategies in which several workers compute the same gradient: fewer bytes, and steps that do not wait for a late worker."""

@@ -56,10 +56,10 @@ class CodedSum(Strategy):
 
     redundancy : workers that compute each gradient; auto: as many as make the step shortest, by measurements before the run.
     code : slices, mds, or auto: the one with the shorter step where redundancy is measured, else slices.
-    stragglers : workers that no step waits for, fewer than the redundancy; code mds and multicast only.
+    stragglers : number of workers that may be late without delaying a step, below the redundancy; code mds and multicast only.
     transport : multicast, unicast, or auto: multicast where it works.
     speeds : even; measured: slow workers compute fewer rows, by measurements before the run.
-    ahead : steps that other workers may be ahead of a late one; multicast only.
+    ahead : number of steps by which a worker may fall behind before the others wait; multicast only.
     interface : network interface for multicast, by name, address or network.
     """
 
