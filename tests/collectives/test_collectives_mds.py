@@ -130,9 +130,11 @@ def test_blocks_that_a_late_rank_has_finished_are_used():
                 comm.compute(speeds[comm.rank])
                 exchange.bring(number, np.full(100, 1.0))
         assert np.allclose(exchange(), 4)
-        return comm.clock
+        return comm.clock, dict(exchange.late)
 
-    assert all(4 < clock < 5 for clock in virtual.run(4, program, wire=WIRE))  # rank 1 would end after 8 seconds
+    found = virtual.run(4, program, wire=WIRE)
+    assert all(4 < clock < 5 for clock, _ in found)  # rank 1 would end after 8 seconds
+    assert 1 not in found[0][1]  # its first block is used
 
 
 @pytest.mark.no_mpi

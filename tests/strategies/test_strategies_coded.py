@@ -10,9 +10,12 @@ from harness.short_runs import JOB, distance, on_virtual_ranks, weights
 from harness.tiers import more, only
 
 import mpiddl
+from mpiddl.coding.loads import Load
+from mpiddl.coding.placements import replicated_groups
 from mpiddl.errors import CommError, ConvergenceError, UsageError
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.chain import chain
+from mpiddl.strategies.coded.calibration import Network, finished
 from mpiddl.strategies.coded.coded import Coded
 from mpiddl.strategies.coded.coded_sum import CodedSum
 from mpiddl.transport import virtual
@@ -111,6 +114,14 @@ def test_redundancy_is_chosen_by_what_steps_take(strategy, slow, chosen):
     assert summary["strategy"].startswith(chosen)
     if "coding" in summary:
         assert summary["coding"]["predicted_s"] == pytest.approx(summary["coding"]["step_s"], rel=0.05)
+
+
+@pytest.mark.no_mpi
+def test_predictions():
+    assert Network(0.5, 10.0).seconds(Load(0, 0, 20, 10)) == 2.5
+    assert finished(replicated_groups(2, 2), [1.0, 1.4], 1) == 1.2  # by chance: a worker is slow from 1.5 times the median on
+    assert finished(replicated_groups(4, 2), [1.0, 1.0, 4.0, 1.0], 1) == 1.0
+    assert finished(replicated_groups(4, 2), [4.0, 4.0, 1.0, 1.0], 1) == 4.0
 
 
 @pytest.mark.no_mpi
