@@ -11,7 +11,7 @@ from harness.tiers import more, only
 
 import mpiddl
 from mpiddl.coding.loads import Load
-from mpiddl.coding.placements import replicated_groups
+from mpiddl.coding.placements import cyclic, replicated_groups
 from mpiddl.errors import CommError, ConvergenceError, UsageError
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.strategies.chain import chain
@@ -119,7 +119,8 @@ def test_redundancy_is_chosen_by_what_steps_take(strategy, slow, chosen):
 @pytest.mark.no_mpi
 def test_predictions():
     assert Network(0.5, 10.0).seconds(Load(0, 0, 20, 10)) == 2.5
-    assert finished(replicated_groups(2, 2), [1.0, 1.4], 1) == 1.2  # by chance: a worker is slow from 1.5 times the median on
+    assert finished(cyclic(3, 2), [1.0, 1.0, 1.4], 2) == 2.0  # by chance: a worker is slow from 1.5 times the median on
+    assert finished(cyclic(3, 2), [1.0, 1.0, 1.6], 2) == 3.2
     assert finished(replicated_groups(4, 2), [1.0, 1.0, 4.0, 1.0], 1) == 1.0
     assert finished(replicated_groups(4, 2), [4.0, 4.0, 1.0, 1.0], 1) == 4.0
 
