@@ -90,7 +90,9 @@ def _prepared(link: Comm, control: Comm, request: Request, folder: Folder | None
     data, model = agreed_data(control, job, request)
     simulated_s = job.step_seconds if control.simulated else None
     slow = read_slow(job.slow, range(link.size))
-    strategy, measured = strategy.calibrate(link, Trial(model, data, job.dtype, job.batch, simulated_s, slow))
+    apart = link.Create(range(link.size))  # what is sent for measurements does not count as the run's
+    strategy, measured = strategy.calibrate(apart, Trial(model, data, job.dtype, job.batch, simulated_s, slow))
+    apart.Free()
     with agreed(control):
         import_module("mpiddl.kernels.update")  # and numba: all ranks raise together what keeps kernels from loading
         optimiser = _optimiser(job, request)

@@ -166,6 +166,12 @@ def test_parameters_of_a_wrong_type(strategy):
 
 
 @pytest.mark.no_mpi
+def test_bytes_of_measurements_are_not_those_of_the_run():
+    ours, plain = (simulated(name, max_bytes=300_000).summary for name in ("coded-sum", "auto"))
+    assert ours["steps"] == plain["steps"] > 1
+
+
+@pytest.mark.no_mpi
 @pytest.mark.parametrize("size", [1, 4])
 def test_redundancy_is_chosen_where_messages_take_no_time(size):
     assert simulated("coded-sum", size, message_seconds=0.0).summary["strategy"].startswith("Auto(")
