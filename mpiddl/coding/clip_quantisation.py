@@ -21,6 +21,9 @@ from mpiddl.memory import float_dtype
 LARGEST = 0x7FFFFFFF
 """The integer that stands for the clip bound."""
 
+LARGEST_CLIP = 1e290
+"""Products with it are finite."""
+
 CLIP = 10.0
 """Clip bound of the published scheme."""
 
@@ -123,8 +126,8 @@ def dequantise(total: np.ndarray, out: np.ndarray, clip: float = CLIP) -> None:
 
 def _check(clip: float, real: np.ndarray, whole: np.ndarray, *kinds: type[np.signedinteger]) -> None:
     """Raise unless ``whole`` is of one of the ``kinds`` and as long as the float array ``real``."""
-    if not 0 < clip < float("inf"):
-        raise UsageError(f"clip: got {clip!r}, expected a number > 0")
+    if not 0 < clip <= LARGEST_CLIP:
+        raise UsageError(f"clip: got {clip!r}, expected a number > 0 and at most {LARGEST_CLIP:g}")
     float_dtype(real.dtype)
     if whole.dtype not in kinds or real.ndim != 1 or whole.shape != real.shape:
         wanted = " or ".join(np.dtype(kind).name for kind in kinds)

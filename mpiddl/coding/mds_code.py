@@ -76,8 +76,8 @@ class MdsCode:
 
     def __post_init__(self) -> None:
         most = self.placement.redundancy
-        if not 1 <= self.slices <= most:
-            raise UsageError(f"slices: got {self.slices} with redundancy {most}, expected a whole number from 1 to {most}")
+        if not isinstance(self.slices, (int, np.integer)) or not 1 <= self.slices <= most:
+            raise UsageError(f"slices: got {self.slices!r} with redundancy {most}, expected a whole number from 1 to {most}")
 
     @cached_property
     def matrix(self) -> np.ndarray:

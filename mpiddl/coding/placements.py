@@ -96,10 +96,15 @@ def cyclic(workers: int, redundancy: int) -> BlockPlacement:
     return BlockPlacement(workers, tuple(map(tuple, rings)))
 
 
+SLOWEST = 1e-6
+"""Of the speed of the fastest worker; `shares` takes slower workers to be as fast."""
+
+
 def check_redundancy(workers: int, redundancy: int) -> None:
     """Raise a `UsageError` unless 1 <= ``redundancy`` <= ``workers``."""
-    if not 1 <= redundancy <= workers:
-        raise UsageError(f"redundancy: got {redundancy} with {workers} workers, expected a whole number from 1 to {workers}")
+    if not isinstance(redundancy, (int, np.integer)) or not 1 <= redundancy <= workers:
+        raise UsageError(f"redundancy: got {redundancy!r} with {workers} {'worker' if workers == 1 else 'workers'}, expected "
+                         f"{f'a whole number from 1 to {workers}' if workers > 1 else 1}")
 
 
 def shares(placement: BlockPlacement, speeds: Sequence[float]) -> np.ndarray:
@@ -129,7 +134,7 @@ def shares(placement: BlockPlacement, speeds: Sequence[float]) -> np.ndarray:
     for worker, mine in enumerate(placement.blocks):
         work[worker, list(mine)] = 1
     fastest = max(speeds)
-    work[:, count] = [-speed / fastest for speed in speeds]
+    work[:, count] = [-max(speed / fastest, SLOWEST) for speed in speeds]
     cost, whole = np.append(np.zeros(count), 1.0), np.append(np.ones(count), 0.0)[None]
     found = linprog(cost, work, np.zeros(placement.workers), whole, [1.0], method="highs")
     return np.maximum(found.x[:count], 0.0) / np.maximum(found.x[:count], 0.0).sum()

@@ -148,7 +148,7 @@ def test_the_order_in_which_vectors_arrive_does_not_change_the_bits():
     assert (totals[0] == totals[1]).all()
 
 
-@pytest.mark.parametrize("slices", [0, 3, -1])
+@pytest.mark.parametrize("slices", [0, 3, -1, 1.5])
 def test_slices_that_make_no_sense(slices):
     with pytest.raises(UsageError, match=f"slices: got {slices} with redundancy 2, expected a whole number from 1 to 2"):
         MdsCode(cyclic(4, 2), slices)

@@ -46,6 +46,13 @@ def test_a_redundancy_that_makes_no_sense(kind, workers, redundancy):
         kind(workers, redundancy)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("redundancy", [1.5, "2", None])
+def test_redundancies_that_are_no_whole_numbers(kind, redundancy):
+    with pytest.raises(UsageError, match=f"redundancy: got {redundancy!r} with 3 workers, expected a whole number from 1 to 3"):
+        kind(3, redundancy)
+
+
 def test_too_many_blocks_are_refused():
     with pytest.raises(UsageError, match="makes 2704156 blocks"):
         all_subsets(24, 12)
@@ -79,6 +86,15 @@ def test_the_fast_ones_get_more_wherever_it_helps():
     parts = shares(placement, [1, 1, 1, 0.2])
     times = [sum(parts[list(mine)]) / speed for mine, speed in zip(placement.blocks, [1, 1, 1, 0.2], strict=True)]
     assert max(times) == pytest.approx(1 / 1.2, rel=1e-6)  # the late one and its opposite have all blocks between them
+
+
+@pytest.mark.parametrize("slowest", [1e-5, 1e-9, 1e-300])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_that_stands_almost_still_gets_almost_nothing(kind, slowest):
+    placement = kind(4, 2)
+    parts = shares(placement, [1, 1, 1, slowest])
+    assert parts.sum() == pytest.approx(1) and (parts >= 0).all()
+    assert kind is replicated_groups or sum(parts[list(placement.blocks[3])]) < 1e-4
 
 
 @pytest.mark.parametrize("speeds", [[1, 1], [1, 1, 0], [1, 1, -1], [1, 1, float("nan")], [1, 1, float("inf")]])
