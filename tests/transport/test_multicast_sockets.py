@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import socket
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -99,6 +101,7 @@ def test_rounds_while_a_thread_pumps_too(connection):
 
 
 @pytest.mark.mpi
+@pytest.mark.filterwarnings("ignore:multicast. rank 0 has a receive buffer")
 @pytest.mark.parametrize("nbytes", [2000, 20_000])
 def test_a_small_receive_buffer(link, nbytes, monkeypatch):
     """Bursts are longer than it is: most of what they hold gets lost again and again."""
@@ -144,7 +147,8 @@ def told(comm, error):
 def test_an_interface_that_there_is_not(link, interface):
     with pytest.raises(TransportError) as error:
         connect(link, [range(link.size)], interface)
-    assert f"interface: got '{interface}', expected the name, address or network" in told(link, error)
+    expected = f"interface: got '{interface}', expected one that connects all ranks by multicast: lo (127.0.0.0/8)"
+    assert expected in told(link, error)
 
 
 @pytest.mark.mpi
@@ -193,10 +197,51 @@ def test_a_port_that_is_in_use(link, busy, monkeypatch):
 def test_a_rank_that_is_not_heard(link, monkeypatch):
     monkeypatch.setattr(connecting, "TESTS_S", (0.001, 0.002))
     if link.rank == 1:
-        monkeypatch.setattr(connecting.Channel, "hello", lambda channel, group: None)
+        monkeypatch.setattr(connecting.Channel, "hello", lambda channel, to, what: None)
     with pytest.raises(TransportError) as error:
         connect(link, [range(link.size)])
-    assert "rank 0 has heard nothing of rank 1 in 0.0 s; a switch with IGMP snooping needs a querier" in told(link, error)
+    assert "rank 0 has heard nothing of rank 1 by multicast in 0.0 s; a switch with IGMP snooping" in told(link, error)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("what", [connecting.WHOLE, connecting.SHORT])
+def test_a_firewall_that_lets_multicast_through_alone(link, monkeypatch, what):
+    monkeypatch.setattr(connecting, "TESTS_S", (0.001, 0.002))
+    hello = connecting.Channel.hello
+    if link.rank == 1:
+        monkeypatch.setattr(connecting.Channel, "hello", lambda channel, to, its: its == what or hello(channel, to, its))
+    with pytest.raises(TransportError) as error:
+        connect(link, [range(link.size)])
+    assert "gets multicast, but no UDP messages that rank 1 sent to it alone; a firewall has to let all" in told(link, error)
+
+
+@pytest.mark.mpi
+def test_a_forked_process_does_not_say_farewell(link, monkeypatch):
+    connection = connect(link, [range(link.size)])
+    left = []
+    monkeypatch.setattr(connection.channel, "leave", lambda: left.append(True))
+    process = os.fork()
+    if not process:
+        try:
+            connection.leave()
+        finally:
+            os._exit(len(left))
+    assert os.waitpid(process, 0)[1] == 0
+    connection.leave()
+    assert left
+    link.Barrier()
+    connection.Free()
+
+
+@pytest.mark.mpi
+def test_a_small_receive_buffer_is_told(link, monkeypatch):
+    monkeypatch.setattr(sockets, "BUFFER_BYTES", 20_000)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        connect(link, [range(link.size)]).Free()
+    words = [str(each.message) for each in said]
+    assert [w for w in words if "raise the limit, as root: sysctl -w net.core.rmem_max=" in w] == words[: link.rank == 0]
+    assert bool(words) == (link.rank == 0)
 
 
 def test_the_interfaces_of_this_machine():

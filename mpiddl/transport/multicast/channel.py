@@ -34,7 +34,18 @@ import numpy as np
 from mpiddl import kernels
 from mpiddl.errors import TransportError
 from mpiddl.transport.multicast.control import NOBODY, Control, ReplayWindow, packed, unpacked
-from mpiddl.transport.multicast.medium import BURST_BYTES, BURST_DATAGRAMS, Destination, Group, Medium, Received
+from mpiddl.transport.multicast.medium import (
+    BURST_BYTES,
+    BURST_DATAGRAMS,
+    DEAF,
+    DIFFER,
+    HEARING,
+    WHOLE,
+    Destination,
+    Group,
+    Medium,
+    Received,
+)
 from mpiddl.transport.multicast.receiving import Receiving
 from mpiddl.transport.multicast.repairing import Repairing
 from mpiddl.transport.multicast.sending import Sending
@@ -50,8 +61,8 @@ BURSTS = 16
 BUFFER_WORDS = 2 * 8192
 """For what is received at a time."""
 
-MOST_GROUPS = 256
-"""Multicast addresses of a channel."""
+REPEATED = 3
+"""Times that a message to all ranks is sent."""
 
 COUNTED = ("placed", "repeated", "own", "late", "early", "forged", "malformed")
 """What the kernel counts (`mpiddl.kernels.multicast.datagrams`)."""
@@ -73,9 +84,12 @@ class Channel:
     lock : held while anything of the channel is read or changed, if a thread pumps it.
     unattended : an event, set while the rank itself does not pump.
     streams : those that were made and not dropped, by number.
-    hellos : who has been heard at which multicast address.
+    hellos : who has been heard at which multicast address, or directly (`WHOLE`, `SHORT`).
+    deaf : ranks that get nothing by multicast: what is sent to a group they get directly, too.
+    differing : two ranks whose copies of an array are different, as another rank has found; None: nobody has.
     window : datagrams that may be under way to this rank.
     watchers : called, with the lock held, whenever something may have come.
+    wake : when a watcher has to be called although nothing comes.
     failure : what has ended the thread that pumped it, or None.
     """
 
@@ -90,7 +104,10 @@ class Channel:
         self.unattended.set()
         self.streams: dict[int, Stream] = {}
         self.hellos: set[tuple[int, int]] = set()
+        self.deaf: set[int] = set()
+        self.differing: tuple[int, ...] | None = None
         self.watchers: list[Callable[[], None]] = []
+        self.wake: float = inf
         self.failure: BaseException | None = None
         self._counts: Counter[str] = Counter()
         self._nothing = Stream(kernels.datagrams.LAST_STREAM, [0] * size, [()] * size, [None] * size, 1, self.payload)
@@ -151,11 +168,14 @@ class Channel:
                 if rank != self.rank:
                     self._give_up(number, rank)
 
-    def hello(self, group: Group) -> None:
-        """Show all who have joined a multicast address that they can be reached, by datagrams as long as any."""
-        values = group.number, *[0] * (self.payload - 2)
+    def hello(self, to: Destination, what: int, numbers: tuple[int, ...] = ()) -> None:
+        """Send a message that belongs to no stream: to a multicast address, with its number, or to one rank (`WHOLE` etc.).
+
+        Those to addresses and `WHOLE` are as long as any datagram.
+        """
+        values = what, *numbers, *[0] * (self.payload - 2 if what <= WHOLE else 0)
         message = Control(kernels.datagrams.HELLO, self.rank, kernels.datagrams.LAST_STREAM, 0, NOBODY, values)
-        self._tell(message, group)
+        self._tell(message, to)
 
     def pump(self) -> None:
         """Store what has come, answer it, and send what may be sent, as far as that goes without waiting."""
@@ -195,7 +215,7 @@ class Channel:
         with self.lock:
             deadlines = [each.deadline for stream in self.streams.values()
                          for kept in (stream.incoming, stream.outgoing) for each in kept.values()]
-            return max(min(deadlines, default=inf) - self.now(), 0.0)
+            return max(min([self.wake, *deadlines]) - self.now(), 0.0)
 
     def figures(self) -> dict[str, int]:
         """What was counted so far: datagrams that came, by what became of them, and that were sent, by kind."""
@@ -233,6 +253,13 @@ class Channel:
         self.count("rejoined")
         self.medium.rejoin()
 
+    def tell_all(self, what: int, numbers: tuple[int, ...] = ()) -> None:
+        """Send `DEAF`, `HEARING` or `DIFFER` to each rank, several times: a message may get lost."""
+        for _ in range(REPEATED):
+            for rank in range(self.size):
+                if rank != self.rank:
+                    self.hello(rank, what, numbers)
+
     def tell(self, kind: int, to: Destination, stream: Stream, round_: int, owner: int, values: tuple[int, ...]) -> None:
         """Send a control message, which may get lost."""
         if to != self.rank:
@@ -246,6 +273,8 @@ class Channel:
         length = kernels.datagrams.write(self._burst, self._key, round_, owner, stream.number,
                                          stream.data[round_ % stream.slots, begin:], nbytes, stream.payload, indices)
         burst = self._burst.view(np.uint8)[:length]
+        if self.deaf and any(isinstance(destination, Group) for destination in to):
+            to = [*to, *(rank for rank in stream.receivers[owner] if rank in self.deaf and rank not in to)]
         for destination in to:
             if self._queue or not self.medium.send(burst, self.medium.datagram_bytes, destination):
                 self._queue.append((burst.copy(), self.medium.datagram_bytes, destination))
@@ -274,6 +303,8 @@ class Channel:
     def _take(self, got: Received, burst: np.ndarray) -> None:
         """Datagrams of one sender."""
         number, segment = 0, got.segment
+        if not got.nbytes:
+            self._nothing.counters[COUNTED.index("malformed")] += 1
         touched = set()
         while number * segment < got.nbytes:
             stream = self.streams.get(stream_of(burst[number * segment // 8]), self._nothing)
@@ -315,8 +346,8 @@ class Channel:
         """A control message of another rank."""
         stream, now = self.streams.get(message.stream), self.now()
         self._sending.heard(message.sender, now)
-        if message.kind == kernels.datagrams.HELLO and message.values and message.values[0] < MOST_GROUPS:
-            self.hellos.add((message.sender, message.values[0]))
+        if message.kind == kernels.datagrams.HELLO and message.values and message.values[0] <= DIFFER:
+            self._hear(message.sender, *message.values)
         elif stream is None and message.stream < self._made:
             if message.kind == kernels.datagrams.PROBE:  # the last acknowledgement has got lost
                 self._give_up(message.stream, message.sender)
@@ -331,6 +362,17 @@ class Channel:
         else:
             self.count("unknown")
 
+
+    def _hear(self, sender: int, what: int, *numbers: int) -> None:
+        """A message that belongs to no stream."""
+        if what == DEAF:
+            self.deaf.add(sender)
+        elif what == HEARING:
+            self.deaf.discard(sender)
+        elif what != DIFFER:
+            self.hellos.add((sender, what))
+        elif len(numbers) == 2:
+            self.differing = numbers
 
     def _give_up(self, stream: int, rank: int) -> None:
         """Tell a rank that this one needs no more of a stream."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import os
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -15,9 +17,9 @@ from mpiddl.errors import TransportError
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import Request
 from mpiddl.transport.comm import Comm
-from mpiddl.transport.multicast.channel import Channel
+from mpiddl.transport.multicast.channel import WINDOW_BYTES, Channel
 from mpiddl.transport.multicast.interfaces import Interface, common_networks, interfaces
-from mpiddl.transport.multicast.medium import Group
+from mpiddl.transport.multicast.medium import SHORT, WHOLE, Group
 from mpiddl.transport.multicast.pump_thread import PumpThread
 from mpiddl.transport.multicast.request import ChannelRequest
 from mpiddl.transport.multicast.sockets import Sockets
@@ -55,6 +57,7 @@ class Connection:
     def __init__(self, comm: Comm, channel: Channel, place: str):
         self.comm, self.channel, self.place = comm, channel, place
         self._thread: PumpThread | None = None
+        self._process = os.getpid()
         if not isinstance(comm.transport, VirtualTransport):
             atexit.register(self.leave)
 
@@ -83,6 +86,8 @@ class Connection:
 
     def leave(self) -> None:
         """At the end of a process that has not called `Free`: see to it that no rank waits for this one."""
+        if os.getpid() != self._process:  # a fork, which is no rank
+            return
         if self._thread is not None:
             self._thread.Free()
         with suppress(TransportError):
@@ -141,10 +146,12 @@ def connect(comm: Comm, joined: Sequence[Sequence[int]], interface: str = "") ->
     if not comm.processes:
         raise TransportError(f"multicast: got {comm.library()}, expected MPI or virtual ranks")
     nodes = comm.nodes()
-    networks = common_networks(comm.setup_allgather(interfaces()), nodes, interface)
+    found = comm.setup_allgather(interfaces())
+    networks = common_networks(found, nodes, interface)
     why = "the hosts have no network in common that carries multicast"
-    if interface:
-        why = f"interface: got {interface!r}, expected the name, address or network of an interface on every host"
+    if interface and not networks and (fit := common_networks(found, nodes)):
+        names = " or ".join(f"{each.name} ({each.network})" for (each, *_) in fit)
+        why = f"interface: got {interface!r}, expected one that connects all ranks by multicast: {names}"
     for network in networks:
         try:
             return _connect_sockets(comm, joined, network, nodes)
@@ -179,12 +186,23 @@ def _connect_sockets(comm: Comm, joined: Sequence[Sequence[int]], network: Seque
     try:
         sockets.know(comm.setup_allgather(sockets.addresses))
         channel = Channel(sockets, np.frombuffer(agreement.key, np.uint64), comm.rank, comm.size)
-        channel.limit_window(min(comm.setup_allgather(channel.window)))
+        windows = comm.setup_allgather(channel.window)
+        if comm.rank == windows.index(min(windows)):
+            _check_buffer(comm.rank, channel.window, sockets)
+        channel.limit_window(min(windows))
         _test(comm, channel, joined, mine, own)
     except TransportError:
         sockets.close()
         raise
     return Connection(comm, channel, f"{own.network}, port {agreement.port}, {mtu} bytes")
+
+
+def _check_buffer(rank: int, window: int, sockets: Sockets) -> None:
+    """A warning if the system's receive buffers are too small for full speed."""
+    if (window + 1) * sockets.datagram_bytes < WINDOW_BYTES:
+        warnings.warn(f"multicast: rank {rank} has a receive buffer of {sockets.buffer_bytes} bytes, expected "
+                      f"{2 * WINDOW_BYTES} or more: multicast is slow; raise the limit, as root: sysctl -w net.core.rmem_max="
+                      "212992", stacklevel=2)
 
 
 def _draw(comm: Comm, groups: int) -> _Agreement:
@@ -212,22 +230,31 @@ def _open(comm: Comm, own: Interface, agreement: _Agreement, mine: Sequence[int]
 
 
 def _test(comm: Comm, channel: Channel, joined: Sequence[Sequence[int]], mine: Sequence[int], own: Interface) -> None:
-    """Each rank shows itself at each address, until all have heard all or `TESTS_S` are over."""
-    wanted = {(rank, number) for number in mine for rank in range(comm.size) if rank != comm.rank}
-    heard: list[list[int]] = []
+    """Each rank shows itself at each address, and to each other rank, until all have heard all or `TESTS_S` are over."""
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    wanted = {(rank, number) for number in (*mine, WHOLE, SHORT) for rank in others}
+    heard: list[list[tuple[int, bool]]] = []
     for attempt, seconds in enumerate(TESTS_S):
         began = channel.medium.now()
         if attempt:  # one rank after the other: small receive buffers hold few datagrams
             _listen(channel, set(), began + 0.5 * seconds * comm.rank / comm.size)
         for number in range(len(joined)):
-            channel.hello(Group(number))
+            channel.hello(Group(number), number)
+        for rank in others:
+            channel.hello(rank, WHOLE)
+            channel.hello(rank, SHORT)
         _listen(channel, wanted, began + (seconds if wanted else 0))
-        heard = comm.setup_allgather(sorted({rank for rank, _ in wanted - channel.hellos}))
+        heard = comm.setup_allgather(sorted({(rank, number >= WHOLE) for rank, number in wanted - channel.hellos}))
         if not any(heard):
             return
     first = next(rank for rank, missing in enumerate(heard) if missing)
-    raise TransportError(f"on {own.network}, rank {first} has heard nothing of {_ranks(heard[first])} in {sum(TESTS_S):.1f} s; "
-                         "a switch with IGMP snooping needs a querier, and a firewall may drop UDP")
+    silent = [rank for rank, directly in heard[first] if not directly]
+    if silent:
+        raise TransportError(f"on {own.network}, rank {first} has heard nothing of {_ranks(silent)} by multicast in "
+                             f"{sum(TESTS_S):.1f} s; a switch with IGMP snooping needs a querier, and a firewall may drop UDP")
+    silent = [rank for rank, _ in heard[first]]
+    raise TransportError(f"on {own.network}, rank {first} gets multicast, but no UDP messages that {_ranks(silent)} sent to it "
+                         "alone; a firewall has to let all UDP ports through between the hosts")
 
 
 def _listen(channel: Channel, wanted: set[tuple[int, int]], until: float) -> None:

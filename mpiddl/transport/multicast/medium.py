@@ -15,6 +15,13 @@ BURST_BYTES = 65_000
 BURST_DATAGRAMS = 64
 """Most datagrams of a burst (UDP_MAX_SEGMENTS of Linux 4.18)."""
 
+MOST_GROUPS = 256
+"""Multicast addresses of a channel."""
+
+WHOLE, SHORT, DEAF, HEARING, DIFFER = range(MOST_GROUPS, MOST_GROUPS + 5)
+"""Messages to one rank that belong to no stream: a long and a short one of the self-test; the sender gets nothing by multicast,
+or gets it again; two ranks have different copies of an array."""
+
 
 class Group(NamedTuple):
     """A multicast address of the channel, by number."""

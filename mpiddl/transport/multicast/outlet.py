@@ -54,3 +54,6 @@ class Outlet(Protocol):
 
     def rejoin(self) -> None:
         """Join the multicast addresses again."""
+
+    def tell_all(self, what: int, numbers: tuple[int, ...] = ()) -> None:
+        """Send `DEAF`, `HEARING` or `DIFFER` to each rank."""

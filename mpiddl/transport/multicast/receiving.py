@@ -7,12 +7,13 @@ is asked for only when its sender has said how far it is (PROBE).
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterable
 from math import inf
 
 from mpiddl import kernels
 from mpiddl.transport.multicast.control import NOBODY, Control
-from mpiddl.transport.multicast.medium import Destination
+from mpiddl.transport.multicast.medium import DEAF, HEARING, Destination
 from mpiddl.transport.multicast.outlet import Outlet
 from mpiddl.transport.multicast.stream import Stream
 from mpiddl.transport.multicast.transfers import Incoming
@@ -32,6 +33,9 @@ LOSSY_S = 1.0
 DEAF_S, DEAF_DATAGRAMS = 0.25, 32
 """Without anything by multicast, and with so many datagrams that came as repairs, this rank joins again."""
 
+DEAF_JOINS = 4
+"""Times that this rank has joined again in vain, until it tells the others to send to it directly."""
+
 ROOM_S = 0.02
 """Without room in a lasting stream, until this rank asks the others what they have used."""
 
@@ -47,7 +51,7 @@ class Receiving:
         self._draws = random.Random(channel.rank)
         self._repair_s, self._lossy_until = REPAIR_S, -inf
         self._windows: dict[int, int] = {}
-        self._multicast, self._repaired = channel.now(), 0
+        self._multicast, self._repaired, self._joins = channel.now(), 0, 0
 
     def look_anew(self) -> None:
         """Something may have come since the windows were worked out."""
@@ -64,16 +68,18 @@ class Receiving:
             if source >= 0:
                 incoming.sources.add(source)
                 self._multicast, self._repaired = now, 0
+                if self._joins:
+                    self._hear()
             elif incoming.attempts or incoming.retry < inf:
                 self._repair_s += 0.2 * (now - incoming.since - self._repair_s)
                 self._listen(there - before if stream.groups[sender] is not None and not incoming.fetched else 0, now)
             complete = there == stream.counts[slot, sender]
             if complete:
                 del stream.incoming[round_, sender]
-            elif incoming.fetched:
-                if there == stream.tops[slot, sender]:
-                    self._fetch_part(stream, round_, sender, incoming, now)
-            elif there < stream.tops[slot, sender] > incoming.asked:
+            elif incoming.fetched and there == stream.tops[slot, sender]:
+                self._fetch_part(stream, round_, sender, incoming, now)
+            elif there < stream.tops[slot, sender] > incoming.asked and (
+                    incoming.fetched or self._channel.rank in stream.receivers[sender]):  # else it is only overheard
                 incoming.fresh = min(incoming.fresh, now + REORDER_S)
             window = min(self._window(stream), incoming.window or stream.usual_window(self._channel.window))
             often = 4 if now < self._lossy_until else 2  # a lost acknowledgement must not let the sender wait
@@ -85,16 +91,31 @@ class Receiving:
         """So many datagrams did not come by multicast."""
         self._repaired += repaired
         if self._repaired >= DEAF_DATAGRAMS and now - self._multicast > DEAF_S:
-            self._multicast, self._repaired = now, 0
+            self._multicast, self._repaired, self._joins = now, 0, self._joins + 1
             self._channel.rejoin()
+            if self._joins >= DEAF_JOINS:
+                self._channel.tell_all(DEAF)
+            if self._joins == DEAF_JOINS:
+                warnings.warn(f"multicast: rank {self._channel.rank} gets nothing by multicast any more, and is sent each "
+                              "message separately, which is slower; a switch with IGMP snooping needs a querier", stacklevel=2)
+
+    def _hear(self) -> None:
+        """Multicast comes again."""
+        if self._joins >= DEAF_JOINS:
+            self._channel.tell_all(HEARING)
+        self._joins = 0
 
     def fetch(self, stream: Stream, round_: int, owner: int, now: float) -> None:
-        """Ask for a transfer whose receiver this rank is not, of the size that transfers of ``owner`` have at most."""
+        """Ask for a transfer whose receiver this rank is not, of the size that transfers of ``owner`` have at most.
+
+        A part of it may be here, if this rank has joined its address.
+        """
         slot = round_ % stream.slots
-        if not stream.complete(round_, owner) and (round_, owner) not in stream.incoming:
-            stream.counts[slot, owner] = stream.rooms[owner]
-            stream.incoming[round_, owner] = incoming = Incoming(fetched=True)
-            self._fetch_part(stream, round_, owner, incoming, now)
+        if not stream.complete(round_, owner):
+            incoming = stream.incoming.setdefault((round_, owner), Incoming())
+            if not incoming.fetched:
+                stream.counts[slot, owner], incoming.fetched = stream.rooms[owner], True
+                self._fetch_part(stream, round_, owner, incoming, now)
 
     def _fetch_part(self, stream: Stream, round_: int, owner: int, incoming: Incoming, now: float) -> None:
         """Ask for as much as may be under way."""

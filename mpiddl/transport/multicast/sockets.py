@@ -41,6 +41,9 @@ LARGEST_DATAGRAM = 8960
 LARGEST_BYTES = 1 << 16
 """Of a burst that is received at once."""
 
+AT_ONCE = 1024
+"""Receptions from one socket before what has come is looked at."""
+
 SHORT_BYTES = 512
 
 ANCILLARY_BYTES = socket.CMSG_SPACE(4)
@@ -151,7 +154,9 @@ class Sockets:
         found: list[Received] = []
         data, begin = buffer.data.cast("B"), 0
         for which in (self._own, self._joined):  # acknowledgements first: senders wait for them
-            while len(data) - begin >= LARGEST_BYTES:
+            for _ in range(AT_ONCE):
+                if len(data) - begin < LARGEST_BYTES:
+                    break
                 try:
                     nbytes, told, _, source = which.recvmsg_into([data[begin:]], ANCILLARY_BYTES)
                 except OSError:
