@@ -18,6 +18,9 @@ from .errors import ShapeError, UsageError
 ALIGNMENT = 64
 """Bytes: one cache line, which is also the widest vector register there is."""
 
+PRIVATE = "memory of the rank"
+"""In words, where an array lies that has no special place."""
+
 MOST_LEARNT = (32 << 20) - (64 << 10)
 """Bytes of the largest array from which glibc learns; it keeps twice as many."""
 

@@ -11,6 +11,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from mpiddl.kernels.jit import inlined
 from mpiddl.kernels.lanes import INT64
 
 EAGER = 200
@@ -44,13 +45,24 @@ def look(typing, address):
 
 
 @intrinsic
-def draw(typing, address):
-    """Add one, and return what was there before: no two callers get the same."""
+def add(typing, address, value):
+    """Add a value, and return what was there before: no two callers that add 1 get the same."""
 
     def write(context, builder, signature, args):
-        return builder.atomic_rmw("add", builder.inttoptr(args[0], INT64.as_pointer()), INT64(1), "seq_cst")
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], INT64.as_pointer()), args[1], "seq_cst")
 
-    return types.int64(types.int64), write
+    return types.int64(types.int64, types.int64), write
+
+
+@intrinsic
+def replace(typing, address, expected, value):
+    """Store a value if the word is the expected one, and return what was there before."""
+
+    def write(context, builder, signature, args):
+        pair = builder.cmpxchg(builder.inttoptr(args[0], INT64.as_pointer()), args[1], args[2], "seq_cst", "seq_cst")
+        return builder.extract_value(pair, 0)
+
+    return types.int64(types.int64, types.int64, types.int64), write
 
 
 @intrinsic
@@ -94,3 +106,18 @@ def pause(typing):
         return context.get_dummy_value()
 
     return types.void(), write
+
+
+@inlined
+def wait_for(address, least, patience):
+    """Whether a word that others count up is `least` or more, after up to `patience` more looks at it."""
+    looks = 0
+    while look(address) < least:
+        looks += 1
+        if looks > patience:
+            return False
+        if looks < EAGER:
+            pause()
+        else:
+            offer()
+    return True

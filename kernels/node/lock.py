@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from mpiddl.kernels.jit import inlined, kernel
 from mpiddl.kernels.lanes import base
-from mpiddl.kernels.node.atomics import EAGER, draw, fence, look, mark, offer, pause, put, unmark
+from mpiddl.kernels.node.atomics import EAGER, add, fence, look, mark, offer, pause, put, unmark, wait_for
 
 LINE = 16
 """int64 words between two that different ranks write: 128 bytes, since processors fetch cache lines in pairs."""
@@ -38,16 +38,9 @@ def acquire(words, state, patience):
     call returns False, to be called again, or to be given up by `leave`.
     """
     if state[DRAWN] == 0:
-        state[DRAWN] = draw(base(words) + 8 * NEXT) + 1
-    looks = 0
-    while look(base(words) + 8 * TURN) != state[DRAWN] - 1:
-        looks += 1
-        if looks > patience:
-            return False
-        if looks < EAGER:
-            pause()
-        else:
-            offer()
+        state[DRAWN] = add(base(words) + 8 * NEXT, 1) + 1
+    if not wait_for(base(words) + 8 * TURN, state[DRAWN] - 1, patience):  # others pass no number that waits
+        return False
     state[DRAWN], state[HELD] = 0, 1
     return True
 

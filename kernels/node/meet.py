@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from mpiddl.kernels.jit import kernel
 from mpiddl.kernels.lanes import base
-from mpiddl.kernels.node.atomics import EAGER, look, offer, pause, put
+from mpiddl.kernels.node.atomics import put, wait_for
 
 FLAGS = 16
 """int64 flags a rank: 128 bytes, since processors fetch cache lines in pairs. Enough for 2^16 ranks."""
@@ -32,16 +32,9 @@ def meet(flags, state, rank, size, patience):
     while (1 << turn) < size:
         put(base(flags) + 8 * (rank * FLAGS + turn), count)
         awaited = base(flags) + 8 * ((rank - (1 << turn)) % size * FLAGS + turn)
-        looks = 0
-        while look(awaited) < count:
-            looks += 1
-            if looks > patience:
-                state[1] = turn
-                return False
-            if looks < EAGER:
-                pause()
-            else:
-                offer()
+        if not wait_for(awaited, count, patience):
+            state[1] = turn
+            return False
         turn += 1
     state[0], state[1] = count, 0
     return True

@@ -42,6 +42,9 @@ class Guard:
     WORDS = 64
     """`mpiddl.kernels.node.lock.WORDS`, without loading it."""
 
+    CHANGES = 32
+    """Of these, which one counts: twice the changes, and 1 more during a change (`mpiddl.kernels.node.lock.COUNT`)."""
+
     def __init__(self, comm: Comm, words: np.ndarray, limit_s: float = float("inf")):
         self._comm, self._words, self._limit_s, self._lock = comm, words, limit_s, kernels.lock
         self._state = np.zeros(kernels.lock.STATE, np.int64)

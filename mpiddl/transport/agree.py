@@ -5,12 +5,13 @@ Cost: one all-gather of a short pickled message each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from mpiddl import errors
-from mpiddl.errors import CommError, MismatchError, MpiddlError
+from mpiddl.errors import CommError, MismatchError, MpiddlError, TransportError
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.uncaught import trace_of
 
@@ -56,6 +57,29 @@ def _raise_first(outcomes: list[tuple[str, str] | None]) -> None:
     same = [rank for rank in failed if outcomes[rank] == outcomes[failed[0]]]
     where = "" if len(same) == len(outcomes) else f" (on {_name_ranks(same)} of {len(outcomes)})"
     raise getattr(errors, kind)(words + where) from None
+
+
+def tried(comm: Comm, name: str, make: Callable[[], object], aloud: bool = True) -> bool:
+    """Whether ``make()`` works, or raises a `TransportError` on all ranks. Tried once for each communicator and ``name``.
+
+    If it does not work, rank 0 prints one warning, if ``aloud``. It is tried once quietly, and once aloud.
+
+    Communication
+    -------------
+    Collective at the first call: that of ``make``.
+    """
+
+    def first() -> list[bool]:
+        try:
+            make()
+        except TransportError as error:
+            if comm.rank == 0 and aloud:
+                way = "MPI" if comm.processes else comm.library()
+                warnings.warn(f"{error}; messages go through {way}", stacklevel=2)
+            return [False]
+        return [True]
+
+    return bool(comm.kept((name, aloud), first)[0])
 
 
 def check_equal(comm: Comm, what: str, values: Mapping[str, Any]) -> None:

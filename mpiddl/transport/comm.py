@@ -306,7 +306,8 @@ class Comm:
         done = [True] * len(requests)
         if not isinstance(self.transport, Processes):
             return done
-        own = [number for number, request in enumerate(requests) if isinstance(request, CommRequest) and request.under_way]
+        own = [number for number, request in enumerate(requests)
+               if isinstance(request, CommRequest) and request.under_way and request.processes]
         if own:
             for number in own:
                 done[number] = False
@@ -387,6 +388,11 @@ class CommRequest:
     def under_way(self) -> bool:
         """Whether it has not been found complete yet."""
         return bool(self._buffers)
+
+    @property
+    def processes(self) -> bool:
+        """It is one of a library of `Processes`."""
+        return self._comm.processes
 
     def Test(self) -> bool:
         if self._buffers:
