@@ -13,6 +13,7 @@ nodes only), ``limit_seconds`` and ``of_limit`` (limit over our ``call_seconds``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -38,12 +39,19 @@ LIBRARY, LIMIT = "library", "limit"
 CALLED = {"allreduce": "allreduce", "bcast": "bcast", "allgather": "allgatherv", "reduce-scatter": "reduce_scatter"}
 """By our names, what the library is called with."""
 
+NAMES = {"allreduce": ("read", "two-step", "ring", "doubling"), "bcast": (*calls.BROADCAST, MULTICAST),
+         "allgather": calls.ALLGATHER, "reduce-scatter": ("read", "ring")}
+"""The algorithms that can be chosen; those that do not work on a host or for a size are left out."""
+
+Takes = Callable[[str], bool]
+"""Whether an algorithm is to be measured."""
+
 Libraries = dict[str, Any]
 """mpi4py's communicators by contender: the library as it comes, and in other settings."""
 
 
 def run(name: str, env: Any, sizes: Sequence[int] = SIZES, dtype: str = "float32", seconds: float = 4.0,
-        rate: str | None = None) -> list[dict[str, Any]]:
+        rate: str | None = None, algorithms: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Rows for every size and algorithm of one collective, on rank 0; elsewhere none.
 
     Parameters
@@ -58,17 +66,23 @@ def run(name: str, env: Any, sizes: Sequence[int] = SIZES, dtype: str = "float32
         How long each size is measured.
     rate : str, optional
         What each link carries, ``200mbit``; else the wire's limit is measured.
+    algorithms : sequence of str
+        Measure only these, beside the library as it comes; by default all, and the library's settings.
 
     Communication
     -------------
     Collective over ``COMM_WORLD``.
     """
     kind, bits = _dtype(dtype), read_rate(rate)
+    if unknown := [algorithm for algorithm in algorithms if algorithm not in NAMES[name]]:
+        raise UsageError(f"algorithms: got {unknown[0]!r}, expected some of {', '.join(NAMES[name])}")
     with world(env) as link:
         check_memory(link, max(sizes))
-        with rivals(link, CALLED[name]) as settings:
+        alone: AbstractContextManager[dict[str, Any]] = nullcontext({})
+        with alone if algorithms else rivals(link, CALLED[name]) as settings:
             libraries = {LIBRARY: link.raw} | {f"{LIBRARY}, {setting}": raw for setting, raw in settings.items()}
-            rows = [row for size in sizes for row in _case(link, name, size, kind, seconds, bits, libraries)]
+            takes: Takes = algorithms.__contains__ if algorithms else lambda algorithm: True
+            rows = [row for size in sizes for row in _case(link, name, size, kind, seconds, bits, libraries, takes)]
         return [] if link.rank else rows
 
 
@@ -93,12 +107,12 @@ def check_memory(comm: MpiComm, size: int) -> None:
 
 
 def _case(comm: MpiComm, name: str, size: int, dtype: np.dtype, seconds: float, rate: float | None,
-          libraries: Libraries) -> Iterator[dict[str, Any]]:
+          libraries: Libraries, takes: Takes) -> Iterator[dict[str, Any]]:
     n = max(1, size // dtype.itemsize)
     source = np.random.default_rng(comm.rank).integers(1, 5, n).astype(dtype)
     plans: list[TwoStep] = []
     contenders = {"allreduce": _allreduce, "bcast": _bcast, "allgather": _allgather,
-                  "reduce-scatter": _reduce_scatter}[name](comm, source, plans, libraries)
+                  "reduce-scatter": _reduce_scatter}[name](comm, source, plans, libraries, takes)
     near, given = neighbours(comm), None
     if comm.size > 1:
         limit, given = _limit(near, name, n, dtype, rate)
@@ -121,22 +135,24 @@ def _limit(near: Neighbours, name: str, n: int, dtype: np.dtype, rate: float | N
     return (None, nbytes * 8 * HEADERS / rate) if rate else (wire_limit(near, nbytes), None)
 
 
-def _allreduce(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
+def _allreduce(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: Libraries,
+               takes: Takes) -> dict[str, Contender]:
     plan = TwoStep(comm, source.size, source.dtype)
     plans.append(plan)
     plan.input[:] = source
     result = np.zeros_like(source)
     inputs, read = [source, plan.input], result.sum
     found = {name: Contender(partial(raw.Allreduce, plan.input, result), read=read) for name, raw in libraries.items()}
-    found["two-step, in place"] = _ours(comm, plan, read=plan.result.sum)
-    if len(neighbours(comm).topology.nodes) > 1:
+    if takes("two-step, in place"):
+        found["two-step, in place"] = _ours(comm, plan, read=plan.result.sum)
+    if takes("leader, in place") and len(neighbours(comm).topology.nodes) > 1:
         leader = TwoStep(comm, source.size, source.dtype, leader=True)
         plans.append(leader)
         leader.input[:] = source
         inputs.append(leader.input)
         found["leader, in place"] = _ours(comm, leader, read=leader.result.sum)
     unfit = {"read": readable(comm) is None, "doubling": source.nbytes > 1 << 20}
-    for algorithm in (name for name in ("read", "two-step", "ring", "doubling") if not unfit.get(name)):
+    for algorithm in (name for name in NAMES["allreduce"] if takes(name) and not unfit.get(name)):
         found[algorithm] = _ours(comm, partial(calls.allreduce, comm, source, result, algorithm=algorithm), read=read)
     comm.raw.Allreduce(source, result)
     wanted = result.copy()
@@ -150,10 +166,11 @@ def _allreduce(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], librarie
     return found
 
 
-def _bcast(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
+def _bcast(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: Libraries,
+           takes: Takes) -> dict[str, Contender]:
     buf = source.copy()
     found = {name: Contender(partial(raw.Bcast, buf, 0)) for name, raw in libraries.items()}
-    for algorithm in (*calls.BROADCAST, *_multicast(comm)):
+    for algorithm in filter(takes, (*calls.BROADCAST, *_multicast(comm))):
         found[algorithm] = _ours(comm, partial(calls.broadcast, comm, buf, 0, algorithm=algorithm))
     wanted = comm.bcast(source, 0)
     for name, contender in found.items():
@@ -164,13 +181,14 @@ def _bcast(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: L
     return found
 
 
-def _allgather(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
+def _allgather(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: Libraries,
+               takes: Takes) -> dict[str, Contender]:
     begin, end = block_bounds(source.size, comm.size, comm.rank)
     wanted, result = comm.bcast(source, 0), np.zeros_like(source)
     block = wanted[begin:end].copy()
     counts = [last - first for first, last in (block_bounds(source.size, comm.size, rank) for rank in range(comm.size))]
     found = {name: Contender(partial(raw.Allgatherv, block, (result, counts))) for name, raw in libraries.items()}
-    for algorithm in ("ring", *_multicast(comm)):
+    for algorithm in filter(takes, ("ring", *_multicast(comm))):
         found[algorithm] = _ours(comm, partial(calls.allgather, comm, block, result, algorithm=algorithm))
     for name, contender in found.items():
         result[:] = 0
@@ -180,12 +198,13 @@ def _allgather(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], librarie
     return found
 
 
-def _reduce_scatter(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: Libraries) -> dict[str, Contender]:
+def _reduce_scatter(comm: MpiComm, source: np.ndarray, plans: list[TwoStep], libraries: Libraries,
+                    takes: Takes) -> dict[str, Contender]:
     begin, end = block_bounds(source.size, comm.size, comm.rank)
     result, whole = np.zeros(end - begin, source.dtype), np.zeros_like(source)
     counts = [last - first for first, last in (block_bounds(source.size, comm.size, rank) for rank in range(comm.size))]
     found = {name: Contender(partial(raw.Reduce_scatter, source, result, counts)) for name, raw in libraries.items()}
-    for algorithm in ("read", "ring") if readable(comm) is not None else ("ring",):
+    for algorithm in filter(takes, ("read", "ring") if readable(comm) is not None else ("ring",)):
         found[algorithm] = _ours(comm, partial(calls.reduce_scatter, comm, source, result, algorithm=algorithm))
     comm.raw.Allreduce(source, whole)
     for name, contender in found.items():

@@ -31,6 +31,7 @@ from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import Op
 from mpiddl.transport.mpi import Intracomm, MpiComm, world
+from mpiddl.transport.verbs.transport import works as verbs_work
 from mpiddl.tuning import Entry, Table, add_to_table, check_table, chooser
 from mpiddl.tuning.place import place_of
 from mpiddl.tuning.rule import LIBRARY, UNFUSED, candidates
@@ -178,8 +179,9 @@ def _forced(link: MpiComm, arrays: _Arrays, all_of_them: bool = True,
     from mpiddl.communicator.kinds import always
 
     topology = neighbours(link).topology
-    multicast = len(topology.nodes) > 1 and works(link)
-    names = [name for name in candidates(topology, arrays.name, readable(link) is not None, multicast)
+    several = len(topology.nodes) > 1
+    multicast, verbs = several and works(link), several and verbs_work(neighbours(link).ring, aloud=False)
+    names = [name for name in candidates(topology, arrays.name, readable(link) is not None, multicast, verbs)
              if all_of_them or name not in ("doubling", "binomial")]
     if topology.size == 1:
         names = [LIBRARY]

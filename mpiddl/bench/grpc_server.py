@@ -2,7 +2,7 @@
 
     python -m mpiddl.bench.grpc_server SIZE
 
-serves SIZE float32 parameters on a port of localhost, which it prints, until standard input ends. Gradients come in a stream of
+serves SIZE float32 parameters on localhost, prints the address, and ends with standard input. Gradients come in a stream of
 chunks; after each the parameters go back in the same way, when momentum SGD has taken a step.
 
 It has the settings that were the fastest of those tried: a stream of chunks of 1 MiB (of 64 KiB to 4 MiB, and one message), TCP
@@ -30,10 +30,10 @@ OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_leng
            ("grpc.http2.max_frame_size", 16_777_215), ("grpc.optimization_target", "throughput"))
 
 
-def chunks(array: np.ndarray) -> Iterator[bytes]:
+def chunks(array: np.ndarray, chunk: int = CHUNK) -> Iterator[bytes]:
     """The bytes of an array."""
     view = array.view(np.uint8).data
-    return (bytes(view[at : at + CHUNK]) for at in range(0, len(view), CHUNK))
+    return (bytes(view[at : at + chunk]) for at in range(0, len(view), chunk))
 
 
 def fill(array: np.ndarray, stream: Iterator[bytes]) -> bool:
@@ -79,14 +79,9 @@ class Client:
     def __init__(self, size: int):
         import grpc
 
-        words = [sys.executable, "-m", "mpiddl.bench.grpc_server", str(size)]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdin and self._process.stdout
-        port = self._process.stdout.readline().strip()
-        if not port:
-            raise CommError(f"grpc: got exit code {self._process.wait()} from {' '.join(words)}, expected a running server")
+        self._process, address = start("mpiddl.bench.grpc_server", str(size))
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(f"localhost:{port}", options=OPTIONS)
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
         self._stream = self._channel.stream_stream(METHOD)(iter(self._out.get, None))
 
     def exchange(self, grad: np.ndarray, params: np.ndarray) -> None:
@@ -101,16 +96,28 @@ class Client:
         self._process.communicate()
 
 
-def main() -> None:
+def start(module: str, *words: str) -> tuple[subprocess.Popen[str], str]:
+    """Start a module that calls `serve`: the process, and its address. A `CommError` if it does not start."""
+    command = [sys.executable, "-m", module, *words]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    if not address:
+        raise CommError(f"grpc: got exit code {process.wait()} from {' '.join(command)}, expected a running server")
+    return process, address
+
+
+def serve(handler: Any, address: str = "localhost:0") -> None:
+    """Serve, print the address, and end with standard input."""
     import grpc
 
-    server = grpc.server(futures.ThreadPoolExecutor(2), handlers=(Handler(int(sys.argv[1])),), options=OPTIONS)
-    port = server.add_insecure_port("localhost:0")
+    server = grpc.server(futures.ThreadPoolExecutor(2), handlers=(handler,), options=OPTIONS)
+    port = server.add_insecure_port(address)
     server.start()
-    print(port, flush=True)
+    print(address if address.startswith("unix:") else f"localhost:{port}", flush=True)
     sys.stdin.read()
     server.stop(None)
 
 
 if __name__ == "__main__":
-    main()
+    serve(Handler(int(sys.argv[1])))

@@ -68,6 +68,10 @@ def coded(path: Path | None, plot: Path | None, size: str, redundancies: tuple[i
     nbytes = parse_size(size, "size")
     if law is not None and steps is not None:
         raise UsageError("--law, --steps: got both, expected one of them")
+    if law is not None or steps is not None:
+        for name, given in (("--rate", rate), ("--published", published), ("--plot", plot)):
+            if given:
+                raise UsageError(f"{name}: got it with {'--law' if steps is None else '--steps'}, expected it without")
     if 1 < slow < 2:
         raise UsageError(f"--slow: got {slow:g}, expected 1, or 2 or more")
     if slow > 1 and steps is None:

@@ -14,9 +14,9 @@ KINDS = {
     "allreduce": "Compare mpiddl's all-reduce with that of the MPI library. Each rank receives the sum of the arrays of "
                  "all ranks. Algorithms: two-step, leader, ring and recursive doubling.",
     "bcast": "Compare mpiddl's broadcast with that of the MPI library. Each rank receives the array of one rank. "
-             "Algorithms: pipelined chain, binomial tree, and scatter with all-gather.",
+             "Algorithms: pipelined chain, binomial tree, scatter with all-gather, and, between hosts, multicast.",
     "allgather": "Compare mpiddl's all-gather with that of the MPI library. Each rank receives the blocks of all ranks. "
-                 "Algorithm: ring.",
+                 "Algorithms: ring, and, between hosts, multicast.",
     "reduce-scatter": "Compare mpiddl's reduce-scatter with that of the MPI library. Each rank receives one block of the sum. "
                       "Algorithm: ring.",
 }
@@ -55,13 +55,15 @@ def _command(name: str, text: str) -> click.Command:
     @click.option("--seconds", default=4.0, show_default=True, callback=read_seconds, metavar="S",
                   help="Time for each size.")
     @click.option("--rate", metavar="RATE", help="Rate of each link, such as 200mbit.  [default: the measured rate]")
+    @click.option("--algorithms", metavar="NAME,...", help="Measure only these, beside the MPI library as it comes.  [default: "
+                  "all, and settings of the library]")
     def command(path: Path | None, plot: Path | None, sizes: tuple[int, ...], dtype: str, seconds: float,
-                rate: str | None) -> None:
+                rate: str | None, algorithms: str | None) -> None:
         from mpiddl.bench import collectives as module
         from mpiddl.study.output import check_files, keep, show
 
         check_files(path, plot)
-        rows = module.run(name, os.environ, sizes, dtype, seconds, rate)
+        rows = module.run(name, os.environ, sizes, dtype, seconds, rate, tuple(filter(None, (algorithms or "").split(","))))
         if rows:
             some = [row for row in rows if row["contender"] in ("library", row["best_library"])
                     or not row["contender"].startswith("library")]

@@ -21,6 +21,7 @@ from mpiddl.cli import (
     delayed,
     nonblocking,
     overlap,
+    remote_memory,
     server,
     start,
     testbed,
@@ -98,6 +99,13 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
         raise UsageError(f"{parameter.name}: got {value!r}, expected whole numbers separated by commas") from None
 
 
+def _settings(job_file: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
+    """Of a job: the file's, and the flags, which override them."""
+    settings = read_job_file(job_file) if job_file else {}
+    make_job(settings)  # before flags win, so that nothing wrong in the file goes unseen
+    return settings | without_aliases({name: value for name, value in flags.items() if value is not None})
+
+
 def _folder(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
     if value == "":
         raise UsageError(f"{parameter.name}: got an empty name, expected a folder (is a shell variable unset?)")
@@ -138,15 +146,36 @@ def train(job_file: Path | None, out: Path | None, resume: bool, resume_step: in
     from mpiddl.training import run as training
     from mpiddl.training.request import Request
 
-    settings = read_job_file(job_file) if job_file else {}
-    make_job(settings)  # before flags win, so that nothing wrong in the file goes unseen
-    settings |= without_aliases({name: value for name, value in flags.items() if value is not None})
-    request = Request(out=out, resume=resume, overwrite=overwrite, quiet=quiet, settings=settings, resume_step=resume_step,
-                      spell=in_flags)
+    request = Request(out=out, resume=resume, overwrite=overwrite, quiet=quiet, settings=_settings(job_file, flags),
+                      resume_step=resume_step, spell=in_flags)
     if dry_run:
         click.echo(training.describe(request), nl=False)
     else:
         training.run(request)
+
+
+@mpiddl.command("plan-memory", cls=GroupedCommand, epilog="""
+\b
+"made" is the line that computes a gradient, found by a trace of one mini-batch. "copies" are those that the model makes in
+each step. "saved" are copies that are spared, compared with messages through buffers, which copy each array twice.
+
+\b
+Examples:
+  mpiddl plan-memory --data digits                                  two virtual ranks
+  mpiexec -n 4 mpiddl plan-memory --data digits --strategy ring:transport=verbs
+  mpiexec -n 4 mpiddl plan-memory --model nets:Wide --data digits   your own model
+""")
+@click.argument("job_file", required=False, type=click.Path(path_type=Path), metavar="[JOB.toml]")
+@_job_options
+def plan_memory(job_file: Path | None, **flags: Any) -> None:
+    """Show which arrays of a model cross between ranks in training, and how often they are copied.
+
+    The settings are those of mpiddl train. Nothing is trained, and nothing is written.
+    """
+    from mpiddl.training import run as training
+    from mpiddl.training.request import Request
+
+    click.echo(training.plan_memory(Request(quiet=True, settings=_settings(job_file, flags), spell=in_flags)), nl=False)
 
 
 @mpiddl.command()
@@ -213,6 +242,7 @@ bench.add_command(nonblocking.iallreduce)
 bench.add_command(overlap.overlap)
 bench.add_command(coded.coded)
 bench.add_command(delayed.delayed)
+bench.add_command(remote_memory.remote_memory)
 bench.add_command(server.server)
 bench.add_command(start.start)
 mpiddl.add_command(testbed.testbed)

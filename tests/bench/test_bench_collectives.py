@@ -51,6 +51,15 @@ def test_rows_of_every_contender(mpirun, tmp_path, name):
     assert sent.get("two-step, in place", 0) == 0
 
 
+def test_some_algorithms(mpirun, tmp_path):
+    out = tmp_path / "rows.json"
+    done = mpirun(2, "mpiddl", "bench", "bcast", "--sizes", "4KiB", "--seconds", "0.02", "--algorithms", "chain", "--json", out)
+    assert done.returncode == 0, done.stderr
+    assert {row["contender"] for row in json.loads(out.read_text())["rows"]} == {"library", "chain"}
+    done = mpirun(1, "mpiddl", "bench", "bcast", "--algorithms", "chain,tree")
+    assert "algorithms: got 'tree', expected some of chain, scatter, binomial, multicast" in done.stderr
+
+
 def test_each_call_has_new_inputs_and_its_result_is_read(link, monkeypatch):
     """By a clock of which writing takes 100, a call 1 and reading 10."""
     clock, seen = [0.0], []
