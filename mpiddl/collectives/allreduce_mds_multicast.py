@@ -16,12 +16,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 import numpy as np
 
 from mpiddl.coding.choose_owners import Chosen, senders
 from mpiddl.coding.mds_code import MdsCode, computing_order
-from mpiddl.collectives.copies import check_same, checksum
+from mpiddl.collectives.allreduce_replicated_multicast import RATE
+from mpiddl.collectives.copies import checked, checksum, compare, watched
 from mpiddl.memory import aligned_zeros
 from mpiddl.progress.started import Queue, Steps, run
 from mpiddl.transport.base import Request
@@ -78,7 +80,8 @@ class MdsMulticast(Queue):
         self.result = aligned_zeros(size, dtype) if result is None else result
         self._link = connect(comm, [everyone], interface)
         others = [[other for other in everyone if other != worker] for worker in everyone]
-        nbytes, groups = code.slice_size(size) * dtype.itemsize, [Group(0)] * comm.size
+        self._vector_bytes = nbytes = code.slice_size(size) * dtype.itemsize
+        groups = [Group(0)] * comm.size
         make = self._link.channel.stream
         self._coded = make([nbytes] * comm.size, others, groups, slots, lasting=True, everyone=Group(0))
         to_decider = [[] if worker == DECIDER else [DECIDER] for worker in everyone]
@@ -92,6 +95,10 @@ class MdsMulticast(Queue):
             self._choice = make(sizes, receivers, groups, slots)
             self._kept = [aligned_zeros(size, dtype) for _ in self.own]
         self._decided = self._encoded = self._seen = 0
+        all_finished = code.choose()
+        assert all_finished is not None
+        self._fewest, self._rate, self._ready = len(senders(all_finished)), RATE, inf
+        self._chose: dict[int, float] = {}
         self._link.channel.watchers.append(self._on_news)
         comm.patient_barrier()
         self._link.begin_thread()
@@ -106,7 +113,7 @@ class MdsMulticast(Queue):
 
     def bring(self, number: int, array: np.ndarray) -> None:
         """Take the array of block ``own[number]``, in this order. Its memory is free afterwards."""
-        run(self._comm, (), self._bring(number, array), True, self)
+        run(self._comm, (), self._bring(number, checked(array, self.result)), True, self)
 
     def __call__(self) -> np.ndarray:
         """The sum of all blocks, when this rank has brought its own, as far as they are needed (`needs`)."""
@@ -149,6 +156,7 @@ class MdsMulticast(Queue):
         sending = senders(chosen)
         others = [worker for worker in sending if worker != rank]
         yield self._request(lambda: self._coded.complete_since(round_, others), "vectors of other ranks")
+        self._learn(round_, others)
         self._code.decode({worker: self._vector(round_, worker) for worker in sending}, chosen, self.result)
         self._round += 1
         with channel.lock:
@@ -157,10 +165,17 @@ class MdsMulticast(Queue):
                 channel.release(stream, round_)
             channel.pump()
 
+    def _learn(self, round_: int, others: list[int]) -> None:
+        """How fast vectors come, on the rank that decides: since it has chosen."""
+        with self._link.channel.lock:
+            since, chose = self._coded.complete_since(round_, others), self._chose.pop(round_, inf)
+            if others and since is not None and since > chose:
+                self._rate = max(self._rate, len(others) * self._vector_bytes / (since - chose))
+
     def _on_news(self) -> None:
         """With the lock of the channel held, by whoever pumps: what has come may let this rank decide, or send."""
         arrived = sum(int(report.there.sum()) for report in self._reports) if self._comm.rank == DECIDER else 0
-        if arrived != self._seen:
+        if arrived != self._seen or self._link.channel.now() >= self._link.channel.wake:
             self._seen = arrived
             while self._fixed is None and self._choice.is_open(self._decided) and self._decide(self._decided):
                 self._decided += 1
@@ -178,7 +193,7 @@ class MdsMulticast(Queue):
         finished = [[block for number, block in enumerate(its) if done[number, worker]]
                     for worker, its in enumerate(self._blocks)]
         chosen = self._code.choose(finished)
-        if chosen is None:
+        if chosen is None or not self._patient(round_, chosen):
             return False
         table = self._choice.view(round_, DECIDER).reshape(len(chosen), self._comm.size)
         table[:] = 0
@@ -189,6 +204,19 @@ class MdsMulticast(Queue):
         self.late.update(worker for worker, its in enumerate(self._blocks)
                          if worker not in sending and len(finished[worker]) < len(its))
         return True
+
+    def _patient(self, round_: int, chosen: Chosen) -> bool:
+        """Whether rank 0 has waited long enough for a choice with fewer senders: each costs the time to send a vector."""
+        channel, more = self._link.channel, len(senders(chosen)) - self._fewest
+        if self._link.timeless or self._comm.simulated:
+            return True
+        now = channel.now()
+        self._ready = min(self._ready, now)
+        until = self._ready + more * self._vector_bytes / self._rate
+        channel.wake = inf if now >= until else until
+        if now >= until:
+            self._ready, self._chose[round_] = inf, now
+        return now >= until
 
     def _chosen(self, round_: int) -> Chosen | None:
         """Who sends what in a round; None: not known yet."""
@@ -216,7 +244,7 @@ class MdsMulticast(Queue):
                 if report.complete(round_, worker):
                     found = report.view(round_, worker).view(np.int64).item()
                     other, theirs = numbers.setdefault(block, (worker, found))
-                    check_same(worker, found, other, theirs)
+                    compare(self._link.channel, worker, found, other, theirs)
 
     def _vector(self, round_: int, worker: int) -> np.ndarray:
         return self._coded.view(round_, worker).view(self.result.dtype)
@@ -231,7 +259,7 @@ class MdsMulticast(Queue):
             yield self._request(partial(stream.open_since, round_), "ranks that are many rounds late")
 
     def _request(self, since: Callable[[], float | None], what: str) -> Request:
-        return self._link.request(since, what)
+        return self._link.request(watched(self._link.channel, since), what)
 
     def Free(self) -> None:
         """Collective: all ranks have what they need."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from mpiddl.coding.mds_code import MdsCode, computing_order
 from mpiddl.collectives.allgather_ring import allgather_ring
-from mpiddl.collectives.copies import check_same, checksum
+from mpiddl.collectives.copies import check_same, checked, checksum
 from mpiddl.collectives.wire import Wire
 from mpiddl.memory import aligned_zeros
 from mpiddl.progress.started import Queue, run
@@ -64,7 +64,7 @@ class MdsRing(Queue):
 
     def bring(self, number: int, array: np.ndarray) -> None:
         """Take the array of block ``own[number]``, in this order. Its memory is free afterwards."""
-        vector = self._vectors[self._comm.rank]
+        vector, array = self._vectors[self._comm.rank], checked(array, self.result)
         if not number:
             vector[:] = 0
             self._numbers.clear()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mpiddl.collectives.copies import check_same, checksum
+from mpiddl.collectives.copies import checked, checksum, compare, watched
 from mpiddl.errors import UsageError
 from mpiddl.layout import block_bounds, pieces
 from mpiddl.memory import aligned_zeros
@@ -39,7 +39,7 @@ CACHED_BYTES = 128 << 10
 NOTE_BYTES = 8
 
 RATE = 1e7
-"""Bytes a second that are sent, until it was measured."""
+"""Bytes a second of a link, until it was measured."""
 
 SHORTEST_S = 0.002
 """A rank that is less late than that is not late."""
@@ -120,6 +120,7 @@ class ReplicatedMulticast(Queue):
 
     def __call__(self, array: np.ndarray | None) -> np.ndarray:
         """The sum of the arrays of all groups. None: another member has brought the array (`begun`)."""
+        array = None if array is None else checked(array, self.result)
         run(self._comm, (), self._steps(array), True, self)
         return self.result
 
@@ -196,7 +197,8 @@ class ReplicatedMulticast(Queue):
         with self._link.channel.lock:
             for mate in self._mates:
                 if number and self._notes.complete(round_, mate):
-                    check_same(self._comm.rank, number, mate, self._notes.view(round_, mate).view(np.int64).item())
+                    theirs = self._notes.view(round_, mate).view(np.int64).item()
+                    compare(self._link.channel, self._comm.rank, number, mate, theirs)
 
     def _add_up(self, array: np.ndarray | None, round_: int) -> None:
         """In the order of the groups, on every rank."""
@@ -222,7 +224,7 @@ class ReplicatedMulticast(Queue):
         return self._request(lambda: stream.open_since(round_), "ranks that are many rounds late")
 
     def _request(self, since: Callable[[], float | None], what: str) -> Request:
-        return self._link.request(since, what)
+        return self._link.request(watched(self._link.channel, since), what)
 
     def Free(self) -> None:
         """Collective: all ranks have what they need."""

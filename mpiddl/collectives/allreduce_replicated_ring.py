@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpiddl.collectives.allreduce_ring import allreduce_ring
-from mpiddl.collectives.copies import check_same, checksum
+from mpiddl.collectives.copies import check_same, checked, checksum
 from mpiddl.collectives.wire import LARGEST, Wire
 from mpiddl.layout import block_bounds, pieces
 from mpiddl.memory import aligned_zeros
@@ -57,7 +57,7 @@ class ReplicatedRing(Queue):
         self._place, self._groups = owners[self._group].index(comm.rank), len(owners)
         self._slices = min(map(len, owners))
         self._parts = [slice(*block_bounds(size, self._slices, place)) for place in range(self._slices)]
-        self._members = list(owners[self._group])
+        self._owners, self._members = owners, list(owners[self._group])
         self.result = aligned_zeros(size, dtype) if result is None else result
         self._holds = self._place < self._slices
         across = [members[self._place] for members in owners if self._place < len(members)] if self._holds else [comm.rank]
@@ -71,7 +71,7 @@ class ReplicatedRing(Queue):
 
     def __call__(self, array: np.ndarray | None) -> np.ndarray:
         """The sum of the arrays of all groups."""
-        assert array is not None
+        array = checked(array, self.result)
         self._compare(array)
         run(self._comm, (self._across.comm, self._all.comm), self._steps(array), True, self)
         return self.result
@@ -81,8 +81,9 @@ class ReplicatedRing(Queue):
         number, self._round = checksum(array, self._round), self._round + 1
         if number:
             numbers = self._comm.setup_allgather(number)
-            for mate in self._members:
-                check_same(self._comm.rank, number, mate, numbers[mate])
+            for first, *mates in self._owners:  # of all groups: so all ranks raise
+                for mate in mates:
+                    check_same(first, numbers[first], mate, numbers[mate])
 
     def _steps(self, array: np.ndarray) -> Steps:
         tag = self._all.tag()

@@ -27,7 +27,7 @@ from mpiddl import kernels
 from mpiddl.collectives.allreduce_ring import reduce_round
 from mpiddl.collectives.arguments import check_whole, fused
 from mpiddl.collectives.plan import STAGED_BYTES, Plan, staged_size
-from mpiddl.collectives.wire import Wire
+from mpiddl.collectives.wire import MPI, check_transport, new_wire
 from mpiddl.errors import UsageError
 from mpiddl.layout import block_bounds, ceil_div, pieces
 from mpiddl.machine.clock import now
@@ -61,6 +61,8 @@ class TwoStep(Plan):
         Only one rank of each node talks to other nodes.
     segment_bytes : int, optional
         Size of a pipelined message; by default as the MPI library likes it (`wire.SEGMENT_BYTES`).
+    transport : str
+        What carries messages between nodes: mpi, or verbs where they work.
 
     Attributes
     ----------
@@ -85,8 +87,8 @@ class TwoStep(Plan):
     """
 
     def __init__(self, comm: Comm, size: int, dtype: DTypeLike, op: Op = SUM, *, leader: bool = False,
-                 segment_bytes: int | None = None):
-        self._leader, self._segment_bytes = leader, segment_bytes
+                 segment_bytes: int | None = None, transport: str = MPI):
+        self._leader, self._segment_bytes, self._transport = leader, segment_bytes, transport
         super().__init__(comm, size, dtype, op)
         kind, near, self._beside = self._kind, self._near, comm.started
         local, nodes = near.local, len(near.topology.nodes)
@@ -98,7 +100,7 @@ class TwoStep(Plan):
             self._kernel: Any = kernels.node_sum.node_sum if at_once else None
         self._inputs = self._arena.peers("input")
         self._streams = (1 if leader else near.topology.least) if nodes > 1 else local.size
-        self._wire = Wire(near.across.Create(range(near.across.size))) if nodes > 1 else None
+        self._wire = new_wire(near.across, transport) if nodes > 1 else None
         self._leader = leader and nodes > 1
         self._addresses = np.array([array.ctypes.data for array in self._inputs])
         self._at_once = self._node_sum(size) if at_once else ()
@@ -109,10 +111,11 @@ class TwoStep(Plan):
             check_whole("segment_bytes", self._segment_bytes, 1)
         if not isinstance(self._leader, bool):
             raise UsageError(f"leader: got {self._leader!r}, expected True or False")
+        check_transport("transport", self._transport)
         return kind
 
     def _settings(self) -> dict[str, Any]:
-        return {"leader": self._leader, "segment_bytes": self._segment_bytes}
+        return {"leader": self._leader, "segment_bytes": self._segment_bytes, "transport": self._transport}
 
     def __call__(self) -> np.ndarray:
         """Reduce, and return ``result``."""
@@ -217,9 +220,10 @@ def _barriers(size: int) -> int:
     return 2
 
 
-def staged(comm: Comm, nbytes: int, dtype: np.dtype, op: Op, *, leader: bool = False,
+def staged(comm: Comm, nbytes: int, dtype: np.dtype, op: Op, *, leader: bool = False, transport: str = MPI,
            most_bytes: int = STAGED_BYTES) -> TwoStep:
     """A `TwoStep` for arrays that lie anywhere, kept with ``comm`` for the next call of about that size; collective."""
     size = staged_size(nbytes, dtype, most_bytes)
-    found: TwoStep = comm.kept(("two-step", size, dtype, op, leader), lambda: TwoStep(comm, size, dtype, op, leader=leader))
+    found: TwoStep = comm.kept(("two-step", size, dtype, op, leader, transport),
+                               lambda: TwoStep(comm, size, dtype, op, leader=leader, transport=transport))
     return found

@@ -16,8 +16,8 @@ import numpy as np
 
 from mpiddl.collectives.allreduce_ring import allreduce_ring
 from mpiddl.collectives.allreduce_two_step import TwoStep
-from mpiddl.collectives.wire import Wire
-from mpiddl.memory import aligned_zeros
+from mpiddl.collectives.wire import MPI, new_wire
+from mpiddl.memory import PRIVATE, aligned_zeros
 from mpiddl.node.topology import neighbours
 from mpiddl.progress.started import Started, go_on
 from mpiddl.transport.base import SUM
@@ -40,6 +40,8 @@ class Buckets:
         Of the array and the sum.
     segment_bytes : int, optional
         Size of a pipelined message; by default as the MPI library likes it (`wire.SEGMENT_BYTES`).
+    transport : str
+        What carries messages between nodes: mpi, or verbs where they work.
 
     Attributes
     ----------
@@ -53,19 +55,24 @@ class Buckets:
     Making it is collective, as of `TwoStep`.
     """
 
-    def __init__(self, comm: Comm, size: int, dtype: np.dtype, segment_bytes: int | None = None):
+    def __init__(self, comm: Comm, size: int, dtype: np.dtype, segment_bytes: int | None = None, transport: str = MPI):
         self._comm, self._segment_bytes = comm, segment_bytes
         self._plan: TwoStep | None = None
         self.started: list[Started] = []
         near = neighbours(comm)
         if len(near.topology.nodes) == comm.size:
             comm.patient_barrier(0.0)
-            self._wire = Wire(near.ring.Create(range(near.ring.size)))
+            self._wire = new_wire(near.ring, transport)
             self.input = self.result = aligned_zeros(size, dtype)
         else:
-            self._plan = TwoStep(comm, size, dtype, segment_bytes=segment_bytes)
+            self._plan = TwoStep(comm, size, dtype, segment_bytes=segment_bytes, transport=transport)
             self.input, self.result = self._plan.input, self._plan.result
         self.freed = False
+
+    @property
+    def placed(self) -> str:
+        """In words, where ``input`` lies."""
+        return self._plan.placed if self._plan is not None else PRIVATE
 
     def start(self, begin: int, end: int) -> Started:
         """Elements ``begin`` to ``end`` of ``input`` are final: start their all-reduce; returns it."""

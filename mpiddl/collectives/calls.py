@@ -32,7 +32,7 @@ from mpiddl.collectives.reading import reading
 from mpiddl.collectives.reduce_binomial import reduce_binomial
 from mpiddl.collectives.reduce_scatter_gather import reduce_scatter_gather
 from mpiddl.collectives.reduce_scatter_ring import reduce_scatter_ring
-from mpiddl.collectives.wire import Wire, wire
+from mpiddl.collectives.wire import MPI, VERBS, Wire, new_wire, wire
 from mpiddl.errors import ShapeError, UsageError
 from mpiddl.layout import block_bounds
 from mpiddl.node.process_memory import readable
@@ -40,7 +40,7 @@ from mpiddl.node.topology import neighbours
 from mpiddl.progress.started import Queue, Started, Steps, run
 from mpiddl.transport.base import SUM, Op
 from mpiddl.transport.comm import Comm
-from mpiddl.tuning.rule import MULTICAST, READ, own
+from mpiddl.tuning.rule import MULTICAST, READ, RING_VERBS, TWO_STEP_VERBS, own
 
 WITHOUT_KERNELS = "auto without kernels"
 """As auto, but no compiled kernel is loaded for a short message: for programs that need none otherwise."""
@@ -49,15 +49,19 @@ Under = tuple[tuple[Any, ...], Steps, Queue | None]
 """The communicators that a collective sends on, its steps, and those it must not overlap with."""
 
 
-def _two_step(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op, leader: bool = False) -> Under:
+def _two_step(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op, leader: bool = False, transport: str = MPI) -> Under:
     if not leader and (through := stage(comm, result.dtype, op)) is not None:
         return (), through.steps(through.allreduce(source, result)), through
-    plan = staged(comm, result.nbytes, result.dtype, op, leader=leader)
+    plan = staged(comm, result.nbytes, result.dtype, op, leader=leader, transport=transport)
     return plan.wires, staged_steps(plan, source, result), plan
 
 
 def _leader(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
     return _two_step(comm, source, result, op, leader=True)
+
+
+def _two_step_verbs(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
+    return _two_step(comm, source, result, op, transport=VERBS)
 
 
 def _read(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
@@ -66,9 +70,13 @@ def _read(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
     return (), through.steps(through.allreduce(source, result)), through
 
 
-def _ring(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
-    way = _round_nodes(comm)
+def _ring(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op, transport: str = MPI) -> Under:
+    way = _round_nodes(comm, transport)
     return (way.comm,), allreduce_ring(way, source, result, op), None
+
+
+def _ring_verbs(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
+    return _ring(comm, source, result, op, VERBS)
 
 
 def _doubling(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
@@ -84,16 +92,18 @@ def _tree(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op) -> Under:
     return (way.comm,), exchange(way, lambda begin, end: source[begin:end], result, op), None
 
 
-def _round_nodes(comm: Comm) -> Wire:
+def _round_nodes(comm: Comm, transport: str = MPI) -> Wire:
     """The wire on which neighbours of a ring are on the same node wherever that is possible."""
-    return comm.kept("wire round nodes", lambda: Wire(neighbours(comm).ring))
+    return comm.kept(("wire round nodes", transport), lambda: new_wire(neighbours(comm).ring, transport))
 
 
 ALLREDUCE: dict[str, Callable[..., Under]] = {
     "two-step": _two_step,
     "two-step-leader": _leader,
+    TWO_STEP_VERBS: _two_step_verbs,
     READ: _read,
     "ring": _ring,
+    RING_VERBS: _ring_verbs,
     "doubling": _doubling,
     "tree": _tree,
 }
@@ -139,8 +149,9 @@ def allreduce(comm: Comm, sendbuf: Any, recvbuf: np.ndarray, op: Op = SUM, *, al
         SUM, MIN, MAX or PROD.
     algorithm : str
         ``two-step``, ``two-step-leader``, ``read`` (two-step where ranks may not read each other's memory), ``ring``,
-        ``doubling``, ``tree`` (in one order, wherever the ranks are), or ``auto`` (`mpiddl.tuning.rule.own`). What each
-        costs stands on top of its file.
+        ``doubling``, ``tree`` (in one order, wherever the ranks are), or ``auto`` (`mpiddl.tuning.rule.own`). ``ring-verbs``
+        and ``two-step-verbs`` send over RDMA verbs between nodes, or over MPI where these do not work. What each costs stands
+        on top of its file.
     checked : bool
         Compare the ranks' calls first.
 

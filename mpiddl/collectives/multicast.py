@@ -6,7 +6,6 @@ what has come. Messages pass through the memory in pieces, several of which are 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +14,7 @@ from mpiddl.errors import TransportError
 from mpiddl.node.arena import Arena
 from mpiddl.node.topology import neighbours
 from mpiddl.progress.started import Queue, Steps
-from mpiddl.transport.agree import agreed
+from mpiddl.transport.agree import agreed, tried
 from mpiddl.transport.base import Request
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.multicast.connect import Connection, connect
@@ -156,17 +155,7 @@ def hosts(comm: Comm) -> Hosts:
 
 def works(comm: Comm) -> bool:
     """Whether multicast works between the hosts of ``comm``; if not, rank 0 says so once. Collective at the first call."""
-
-    def tried() -> list[bool]:
-        try:
-            hosts(comm)
-        except TransportError as error:
-            if comm.rank == 0 and len(neighbours(comm).topology.nodes) > 1:
-                warnings.warn(f"{error}; messages go through MPI", stacklevel=2)
-            return [False]
-        return [True]
-
-    return bool(comm.kept("multicast works", tried)[0])
+    return tried(comm, "multicast", lambda: hosts(comm), aloud=len(neighbours(comm).topology.nodes) > 1)
 
 
 def pieces_of(comm: Comm, senders: Sequence[int]) -> Pieces:

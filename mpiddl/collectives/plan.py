@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives.arguments import check_alike, check_alive, plan_dtype
-from mpiddl.collectives.wire import Wire
+from mpiddl.collectives.wire import VERBS, Wire
 from mpiddl.errors import CommError
 from mpiddl.layout import pieces
 from mpiddl.node.arena import Arena
@@ -60,6 +60,12 @@ class Plan(Queue, ABC):
     def _settings(self) -> dict[str, Any]:
         """Further arguments, which are the same on every rank."""
         return {}
+
+    @property
+    def placed(self) -> str:
+        """In words, where ``input`` lies."""
+        over_verbs = self._wire is not None and self._wire.comm.library() == VERBS
+        return "shared memory of the node" + ", registered for verbs" * over_verbs
 
     @abstractmethod
     def steps(self, size: int) -> Steps:

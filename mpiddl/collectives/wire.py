@@ -5,11 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
+from mpiddl.errors import UsageError
 from mpiddl.memory import aligned_zeros
 from mpiddl.transport.comm import Comm
+from mpiddl.transport.verbs.transport import over_verbs, works
+
+MPI, VERBS = TRANSPORTS = ("mpi", "verbs")
+"""What carries messages between nodes."""
+
+def check_transport(name: str, value: Any) -> None:
+    """Raise a `UsageError`, which begins with ``name``, for anything but mpi and verbs."""
+    if value not in TRANSPORTS:
+        raise UsageError(f"{name}: got {value!r}, expected {' or '.join(TRANSPORTS)}")
+
 
 TAGS = 32768  # every library has as many
 
@@ -59,6 +71,16 @@ class Wire:
             self._idle.append(block)
 
 
+def new_wire(comm: Comm, transport: str = MPI) -> Wire:
+    """A wire of these ranks, freed with ``comm`` at the latest; over MPI also where verbs are asked for and do not work.
+
+    Collective; then rank 0 prints a warning.
+    """
+    if transport == VERBS and comm.size > 1 and works(comm):
+        comm = over_verbs(comm)
+    return Wire(comm.Create(range(comm.size)))
+
+
 def wire(comm: Comm) -> Wire:
     """The wire of ``comm``, in rank order; collective at the first call."""
-    return comm.kept("wire", lambda: Wire(comm.Create(range(comm.size))))
+    return comm.kept("wire", lambda: new_wire(comm))

@@ -86,10 +86,13 @@ class Chooser:
 
     def gradient(self, nbytes: int) -> Choice:
         """For the gradient of a training step, which is made part by part (`mpiddl.tuning.rule.gradient`); a table tells only
-        of sums after the backward pass."""
+        of sums after the backward pass, and whether they are faster over verbs."""
         name, why = rule.gradient(self.topology, nbytes)
-        if name in ("none", rule.BUCKETS) or not self.measured("allreduce"):
+        if name == "none" or not self.measured("allreduce"):
             return Choice(name, why)
+        if name == rule.BUCKETS:
+            verbs = self.algorithm("allreduce", nbytes) in rule.OVER_VERBS
+            return Choice(rule.BUCKETS_VERBS, f"{why}, and verbs are faster ({self.source})") if verbs else Choice(name, why)
         found = self.choose("allreduce", nbytes)
         return Choice(found.algorithm, str(found).partition(": ")[2])
 

@@ -14,8 +14,13 @@ READ = "read"
 MULTICAST = "multicast"
 """Between hosts where it works; elsewhere another one is taken instead."""
 
-BUCKETS = "buckets"
-"""Parts of a gradient, summed during the backward pass (`mpiddl.collectives.buckets`)."""
+RING_VERBS, TWO_STEP_VERBS = "ring-verbs", "two-step-verbs"
+"""Between nodes that have RDMA devices; elsewhere the same over MPI is taken instead."""
+
+BUCKETS, BUCKETS_VERBS = "buckets", "buckets-verbs"
+"""Parts of a gradient, summed during the backward pass (`mpiddl.collectives.buckets`); over verbs."""
+
+OVER_VERBS = (RING_VERBS, TWO_STEP_VERBS)
 
 SHORT_BYTES = 16 << 10
 """Up to this size the number of rounds matters more than the number of bytes."""
@@ -27,7 +32,7 @@ WORTH_BYTES = 1 << 20
 """A smaller gradient is summed in less time than a thread needs to wake up."""
 
 CANDIDATES: dict[str, tuple[str, ...]] = {
-    "allreduce": (LIBRARY, READ, "two-step", "two-step-leader", "ring", "doubling"),
+    "allreduce": (LIBRARY, READ, "two-step", "two-step-leader", "ring", "doubling", TWO_STEP_VERBS, RING_VERBS),
     "reduce": (LIBRARY, READ, "scatter", "binomial"),
     "bcast": (LIBRARY, "chain", "scatter", "binomial", MULTICAST),
     "allgather": (LIBRARY, "ring", MULTICAST),
@@ -116,10 +121,11 @@ def nonblocking_bytes(topology: Topology, library: str) -> float:
     return least if len(topology.nodes) > 1 else inf
 
 
-def candidates(topology: Topology, call: str, reads: bool, multicast: bool = False) -> tuple[str, ...]:
-    """What may be taken on such a cluster. ``multicast``: it works."""
-    unfit = {"two-step-leader", MULTICAST} if len(topology.nodes) == 1 else set()
-    unfit |= {name for name, works in ((READ, reads), (MULTICAST, multicast)) if not works}
+def candidates(topology: Topology, call: str, reads: bool, multicast: bool = False, verbs: bool = False) -> tuple[str, ...]:
+    """What may be taken on such a cluster. ``multicast``, ``verbs``: they work."""
+    unfit = {"two-step-leader", MULTICAST, *OVER_VERBS} if len(topology.nodes) == 1 else set()
+    works = {READ: reads, MULTICAST: multicast} | dict.fromkeys(OVER_VERBS, verbs)
+    unfit |= {name for name, its in works.items() if not its}
     return tuple(name for name in CANDIDATES[call] if name not in unfit)
 
 

@@ -10,7 +10,7 @@ from mpiddl.coding.mds_code import MdsCode
 from mpiddl.coding.placements import all_subsets, cyclic, replicated_groups
 from mpiddl.collectives.allreduce_mds_multicast import MdsMulticast
 from mpiddl.collectives.allreduce_mds_ring import MdsRing
-from mpiddl.errors import CommError
+from mpiddl.errors import CommError, ShapeError
 from mpiddl.transport import virtual
 
 CASES = [(n, r, m) for n in range(2, 6) for r in range(1, n + 1) for m in range(1, r + 1)]
@@ -147,4 +147,14 @@ def test_owners_with_different_bits_are_found_out(kind, m):
         exchange()
 
     with pytest.raises(CommError, match="computed different bits for the same gradient"):
+        virtual.run(3, program)
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize(("kind", "m"), [(MdsMulticast, 2), (MdsMulticast, 1), (MdsRing, 2)])
+def test_arrays_that_were_not_agreed(kind, m):
+    def program(comm):
+        kind(comm, MdsCode(cyclic(3, 2), m), 8, np.dtype("float64")).bring(0, np.zeros(7))
+
+    with pytest.raises(ShapeError, match="array: got 7 elements of float64, expected 8 of float64"):
         virtual.run(3, program)

@@ -206,7 +206,8 @@ def test_where_multicast_does_not_work_that_is_said_once(monkeypatch):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         virtual.run(4, program, [0, 0, 1, 1])
-    assert [str(each.message) for each in told] == ["multicast: no such network; messages go through MPI"]
+    words = "multicast: no such network; messages go through virtual ranks in one process"
+    assert [str(each.message) for each in told] == [words]
 
 
 def test_a_host_without_room_for_the_memory(monkeypatch):

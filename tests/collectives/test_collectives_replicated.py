@@ -9,7 +9,7 @@ from mpiddl.coding.loads import replicate_and_slice, replicate_and_slice_unicast
 from mpiddl.coding.placements import replicated_groups
 from mpiddl.collectives.allreduce_replicated_multicast import ReplicatedMulticast
 from mpiddl.collectives.allreduce_replicated_ring import ReplicatedRing
-from mpiddl.errors import UsageError
+from mpiddl.errors import CommError, ShapeError, UsageError
 from mpiddl.transport import virtual
 
 KINDS = [ReplicatedMulticast, ReplicatedRing]
@@ -142,3 +142,44 @@ def test_who_is_alone_in_its_group_is_waited_for():
 def test_groups_that_are_not_those_of_the_ranks(owners):
     with pytest.raises(UsageError, match="expected each of 3 ranks once"):
         virtual.run(3, lambda comm: ReplicatedMulticast(comm, owners, 8, np.dtype("float32")))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_ranks_are_told_of_different_copies(comm, link, kind):
+    """When they wait for others next, which is after four rounds at the latest."""
+    owners = replicated_groups(comm.size, 2).owners
+    exchange = kind(link, owners, 1000, np.dtype("float32"))
+    with pytest.raises(CommError, match=r"ranks \d and \d computed different bits for the same gradient"):
+        for _ in range(10):
+            exchange(np.full(1000, 1.0 + (comm.rank == owners[0][1]), np.float32))
+    comm.Barrier()
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("array", "words"), [
+    (np.zeros(1000, np.int32), "array: got 1000 elements of int32, expected 1000 of float32"),
+    (np.zeros(999, np.float32), "array: got 999 elements of float32, expected 1000 of float32"),
+    (np.zeros(2000, np.float32)[::2], "array: got an array that is not contiguous"),
+    ([0.0] * 1000, "array: got list, expected a numpy array"),
+])
+def test_arrays_that_were_not_agreed(kind, array, words):
+    def program(comm):
+        kind(comm, replicated_groups(2, 2).owners, 1000, np.dtype("float32"))(array)
+
+    with pytest.raises(ShapeError, match=words):
+        virtual.run(2, program)
+
+
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_of_any_shape(kind):
+    def program(comm):
+        exchange = kind(comm, replicated_groups(4, 2).owners, 12, np.dtype("float32"))
+        array = np.arange(12, dtype=np.float32).reshape(3, 4)
+        array.flags.writeable = False
+        assert (exchange(array) == 2 * array.reshape(-1)).all()
+        exchange.Free()
+
+    virtual.run(4, program)

@@ -155,6 +155,13 @@ def test_what_was_measured_by_reading_is_not_taken_where_that_is_forbidden():
         assert ("read" in dict(map(reversed, choice.steps("allreduce")))) == reads
 
 
+def test_verbs_are_measured_between_nodes_where_they_work():
+    verbs = {"ring-verbs", "two-step-verbs"}
+    for homes, works in (([0, 0], True), ([0, 1], False), ([0, 1], True)):
+        found = verbs & set(candidates(Topology(homes), "allreduce", reads=False, verbs=works))
+        assert found == (verbs if works and homes == [0, 1] else set())
+
+
 def test_the_library_is_taken_where_it_is_as_fast():
     as_fast = entry(library=(1e-6, 1.01e-5, 1e-4), ring=(1e-6, 1e-5, 0.99e-4))
     assert as_fast.best == ("library",) * 3
