@@ -57,6 +57,7 @@ import numpy as np
 
 from mpiddl.errors import UsageError
 from mpiddl.layout import rank_shards
+from mpiddl.memory import PRIVATE
 from mpiddl.transport.base import Request
 from mpiddl.transport.comm import Comm
 
@@ -202,6 +203,7 @@ class Strategy:
         attribute take the same steps, to rounding. Not inherited.
     sums : `combine` sums the gradients of several ranks, in some steps at least.
     by_shard : the gradient of a rank is the sum, in a binary tree, of one gradient for each of its shards.
+    even : ranks are meant to hold as many shards as each other; the user is warned if they do not.
     optimisers : names of the optimisers that the strategy works with; empty: all.
     """
 
@@ -211,6 +213,7 @@ class Strategy:
     sums_gradients: bool = False
     sums: bool = False
     by_shard: bool = False
+    even: bool = True
     optimisers: tuple[str, ...] = ()
 
     def __init_subclass__(cls) -> None:
@@ -224,9 +227,9 @@ class Strategy:
         return f"{type(self).__qualname__}({told})"
 
     @property
-    def work(self) -> float:
-        """Rows that a rank computes, as a multiple of its share of the batch: 1, unless several ranks compute the same."""
-        return 1.0
+    def undecided(self) -> str:
+        """What `calibrate` is going to decide by measurements, such as "redundancy", for a dry run; "" if nothing."""
+        return ""
 
     def resolve(self, comm: Comm) -> tuple[Strategy, str]:
         """Return the strategy to run on these ranks, by default this one, and a sentence for the user or "".
@@ -260,6 +263,10 @@ class Strategy:
         Called on every rank, before the first step.
         """
         return None
+
+    def placed(self, comm: Comm, size: int, dtype: np.dtype) -> str:
+        """Return in words where the array of `memory` lies. Called after it, on every rank."""
+        return PRIVATE
 
     def warm(self, size: int, dtype: np.dtype) -> None:
         """Compile the kernels that this strategy calls on ``size`` ranks, or load them from the cache. No communication."""

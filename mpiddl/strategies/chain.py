@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ class Chain(Strategy):
         self.guesses = members[-1].guesses
         self.sums = bool(summing)
         self.by_shard = members[0].by_shard
+        self.even = members[0].even
         self.optimisers = next((member.optimisers for member in members if member.optimisers), ())
 
     def __repr__(self) -> str:
@@ -54,8 +54,8 @@ class Chain(Strategy):
         return Chain(*(strategy for strategy, _ in found)), "; ".join(filter(None, (said for _, said in found)))
 
     @property
-    def work(self) -> float:
-        return prod(member.work for member in self.members)
+    def undecided(self) -> str:
+        return " and ".join(filter(None, (member.undecided for member in self.members)))
 
     def check(self, size: int) -> None:
         for member in self.members:
@@ -72,6 +72,9 @@ class Chain(Strategy):
 
     def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
         return self.members[0].memory(comm, size, dtype)
+
+    def placed(self, comm: Comm, size: int, dtype: np.dtype) -> str:
+        return self.members[0].placed(comm, size, dtype)
 
     def warm(self, size: int, dtype: np.dtype) -> None:
         for member in self.members:

@@ -15,6 +15,7 @@ from mpiddl.collectives import progress
 from mpiddl.collectives.buckets import Buckets
 from mpiddl.errors import CommError, UsageError
 from mpiddl.models import MLP
+from mpiddl.node.process_memory import readable
 from mpiddl.node.topology import neighbours
 from mpiddl.strategies import STRATEGIES, AllReduce, Auto, Replica, Step, Strategy, chain
 from mpiddl.strategies.synchronous.auto import choose
@@ -242,28 +243,51 @@ def test_the_choice_is_the_same_on_all_ranks_and_says_why(nodes, nbytes, algorit
     assert choice.algorithm == algorithm and choice.why
 
 
-@pytest.mark.parametrize("algorithm", ["library", "ring", "doubling", "two-step"])
+def by_table(comm, path, algorithm, size=1000):
+    """What a table chooses that names ``algorithm`` the fastest, whether the choice says so, and the sums of ranks' numbers."""
+    topology = neighbours(comm).topology
+    if comm.rank == 0:
+        seconds = {"library": (1.0,), **({} if algorithm == "library" else {algorithm: (0.1,)})}
+        entry = Entry(place_of(comm, topology, os.environ), "allreduce", (1000,), seconds)
+        write_table(path, Table((entry,)))
+    comm.Barrier()
+    choice = choose(comm, 4 * size)
+    strategy, grad = Auto(), np.full(size, comm.rank + 1.0, np.float32)
+    memory = strategy.memory(comm, size, grad.dtype)
+    if memory is not None:
+        memory[:] = grad
+        grad = memory
+    replica = Replica(np.zeros(size, np.float32), {})
+    combined = strategy.combine(comm, strategy.init(comm, replica), grad, replica, Step(0, 1, 3, 0.1))
+    found = choice.algorithm, "measured" in choice.why, set(combined.grad.tolist())
+    strategy.finish(comm, {}, replica)
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ["library", "ring", "doubling", "two-step", "two-step-leader"])
 def test_a_measured_table_is_followed(monkeypatch, tmp_path, algorithm):
     monkeypatch.setenv("MPIDDL_TUNE", str(tmp_path / "tune.toml"))
+    found = virtual.run(3, lambda comm: by_table(comm, tmp_path / "tune.toml", algorithm), nodes=[0, 0, 1])
+    assert found == [(algorithm, True, {6.0})] * 3
 
-    def program(comm):
-        topology = neighbours(comm).topology
-        seconds = {"library": (1.0,), **({} if algorithm == "library" else {algorithm: (0.1,)})}
-        if comm.rank == 0:
-            entry = Entry(place_of(comm, topology, os.environ), "allreduce", (1000,), seconds)
-            write_table(tmp_path / "tune.toml", Table((entry,)))
-        comm.Barrier()
-        choice = choose(comm, 4000)
-        strategy, grad = Auto(), np.full(1000, comm.rank + 1.0, np.float32)
-        memory = strategy.memory(comm, 1000, grad.dtype)
-        if memory is not None:
-            memory[:] = grad
-            grad = memory
-        replica = Replica(np.zeros(1000, np.float32), {})
-        combined = strategy.combine(comm, strategy.init(comm, replica), grad, replica, Step(0, 1, 3, 0.1))
-        return choice.algorithm, "measured" in choice.why, set(combined.grad.tolist())
 
-    assert virtual.run(3, program, nodes=[0, 0, 1]) == [(algorithm, True, {6.0})] * 3
+@pytest.mark.filterwarnings("ignore:verbs")
+@pytest.mark.parametrize("algorithm", ["ring-verbs", "two-step-verbs"])
+@pytest.mark.parametrize("size", [1000, 1_000_000])
+def test_a_table_that_names_verbs_where_there_are_none(monkeypatch, tmp_path, algorithm, size):
+    """Then messages go over MPI, of large gradients in buckets."""
+    monkeypatch.setenv("MPIDDL_TUNE", str(tmp_path / "tune.toml"))
+    found = virtual.run(3, lambda comm: by_table(comm, tmp_path / "tune.toml", algorithm, size), nodes=[0, 0, 1])
+    assert found == [(algorithm if size == 1000 else "buckets-verbs", True, {6.0})] * 3
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_table_that_names_the_reading_of_others_memory(monkeypatch, tmp_path, comm, link):
+    """In former times, the gradient was not summed then."""
+    path = tmp_path / "tune.toml"
+    monkeypatch.setenv("MPIDDL_TUNE", str(path))
+    if readable(link) is not None:
+        assert by_table(link, path, "read") == ("read", True, {comm.size * (comm.size + 1) / 2})
 
 
 def test_who_sums_gradients():

@@ -105,8 +105,8 @@ def test_steps_do_not_take_as_long_as_those_of_a_slow_worker(strategy, most):
 @pytest.mark.no_mpi
 @pytest.mark.parametrize(("strategy", "slow", "chosen"), [
     ("coded-sum", "", "Auto("),
-    ("coded-sum", "1:5", "CodedSum(redundancy='2', code='slices', stragglers=0, transport='multicast'"),
-    ("coded-sum:code=mds,stragglers=1", "1:5", "CodedSum(redundancy='2', code='mds', stragglers=1, transport='multicast'"),
+    ("coded-sum", "1:5", "CodedSum(redundancy='2', code='slices', stragglers=0, transport='auto'"),
+    ("coded-sum:code=mds,stragglers=1", "1:5", "CodedSum(redundancy='2', code='mds', stragglers=1, transport='auto'"),
     ("coded-sum:code=mds", "1:5", "Auto("),
 ])
 def test_redundancy_is_chosen_by_what_steps_take(strategy, slow, chosen):
@@ -150,7 +150,9 @@ def test_slow_workers_get_fewer_rows(strategy):
     ("coded-sum:code=mds,stragglers=2", "redundancy: got 3 with 2 workers"),
     ("coded-sum:code=mds,stragglers=1,redundancy=2,transport=unicast", "transport: got unicast with stragglers"),
     ("coded-sum:redundancy=2,rates=1", "got 'rates=1', expected parameters among redundancy=auto"),
-    ("coded:clip=inf", "clip, xor, turns: got inf"),
+    ("coded:clip=inf", "strategy coded: clip: got inf, expected a number above 0"),
+    ("coded:turns=2", "strategy coded: turns: got 2, expected 0 or 1"),
+    ("multicast-allreduce:ahead=1", "strategy multicast-allreduce: ahead: got 1"),
     ("coded-sum:ahead=1", "ahead: got 1, expected 2 or more"),
 ])
 def test_parameters_that_make_no_sense(spec, message):
@@ -181,6 +183,13 @@ def test_redundancy_is_chosen_where_messages_take_no_time(size):
 def test_redundant_computation_takes_its_time():
     once, twice = (simulated(f"coded:redundancy={r}", message_seconds=0.0).summary["seconds"] for r in (1, 2))
     assert twice == pytest.approx(2 * once)
+
+
+@pytest.mark.no_mpi
+def test_a_slow_worker_with_fewer_rows_takes_less_simulated_time():
+    even, measured = (simulated(f"{RINGS},speeds={speeds}", message_seconds=0.0, slow="3:4", max_steps=10).summary["seconds"]
+                      for speeds in ("even", "measured"))
+    assert measured < even / 2
 
 
 @pytest.mark.no_mpi

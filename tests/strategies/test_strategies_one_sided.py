@@ -17,6 +17,7 @@ from mpiddl.errors import CommError, UsageError
 from mpiddl.node.topology import neighbours
 from mpiddl.strategies import ASGD, DANA, DDCASGD, Replica, Step, make_strategy
 from mpiddl.strategies.server import one_sided_check as trial
+from mpiddl.strategies.server import shards
 from mpiddl.strategies.server.one_sided import OneSided
 from mpiddl.strategies.server.push_ledger import Ledger
 from mpiddl.strategies.server.two_sided import TwoSided
@@ -61,15 +62,21 @@ def pushed(comm, rule, value, size, steps, meet=0):
     return np.reshape(seen, (-1, size)), replica.params, strategy.figures(comm, state, replica)["staleness"], met
 
 
-NODES = ["one node", "two nodes"][: MPI.COMM_WORLD.size]
-ON_MOST_NODES = pytest.mark.parametrize("placed", NODES[-1:], indirect=True)
+NODES = ["one node", "two nodes", "remote memory"] if MPI.COMM_WORLD.size > 1 else ["one node"]
+ON_MOST_NODES = pytest.mark.parametrize("placed", NODES[1:2] or NODES, indirect=True)
 
 
 @pytest.fixture(params=NODES)
 def placed(request, link, monkeypatch):
-    """A communicator whose ranks believe to be on so many nodes, the first of which has one rank if there are two."""
-    nodes = [0] + [int(request.param == "two nodes")] * (link.size - 1)
+    """A communicator whose ranks believe to be on one node, or on two, the first of which has one rank.
+
+    "remote memory": requests to the other node go the way that they go over verbs, here over MPI.
+    """
+    nodes = [0] + [int(request.param != "one node")] * (link.size - 1)
     monkeypatch.setattr(MpiComm, "nodes", lambda self: nodes[: self.size])
+    if request.param == "remote memory":
+        monkeypatch.setattr(shards, "works", lambda comm, aloud: True)
+        monkeypatch.setattr(shards, "VERBS", "mpi")
     return link
 
 
@@ -90,6 +97,8 @@ def test_no_reader_ever_sees_two_stamps_in_a_shard(comm, placed, servers):
     size, servers, stamp = 60_001, min(servers, comm.size), [0.0]
 
     class Stamps(ASGD):
+        needs_pulled = False  # over remote memory, shards are read
+
         def correct(self, state, push):
             push.grad -= push.params  # so that the parameters become this worker's stamp
             return 1.0

@@ -10,11 +10,13 @@ from mpiddl.errors import UsageError
 from mpiddl.optim import SGD
 from mpiddl.strategies import Replica, Step, make_strategy
 from mpiddl.transport import virtual
+from mpiddl.transport.mpi import MpiComm
 
 pytestmark = pytest.mark.no_mpi
 
 JOB = {"epochs": 2, "batch": 60, "rate": 0.02, "quiet": True, "dtype": "float64"}
 SUMS = ["two-step", "two-step:form=leader", "ring", "ring:overlap=1"]
+OVER_VERBS = ["two-step:transport=verbs", "ring:transport=verbs", "ring:overlap=1,transport=verbs"]
 LAYOUTS = [(0, 0, 0), (0, 1, 2), (0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 2, 2)]
 
 
@@ -64,6 +66,23 @@ def test_steps_of_allreduce_on_real_ranks(comm, strategy):
     assert len(set(comm.allgather(weights(ours).tobytes()))) == 1
     assert weights(ours).tobytes() == weights(again).tobytes()
     assert distance(weights(ours), weights(theirs)) < 1e-12
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.filterwarnings("ignore:verbs")
+@pytest.mark.parametrize("strategy", OVER_VERBS)
+def test_without_verbs_messages_go_over_mpi(comm, monkeypatch, strategy):
+    monkeypatch.setattr(MpiComm, "nodes", lambda self: list(range(self.size)))
+    monkeypatch.setenv("MPIDDL_VERBS", "off")
+    ours, theirs = (mpiddl.train("mlp", "digits", comm=comm, strategy=name, **JOB)
+                    for name in (strategy, strategy.replace("transport=verbs", "transport=mpi")))
+    assert weights(ours).tobytes() == weights(theirs).tobytes()
+
+
+@pytest.mark.parametrize("strategy", ["two-step", "ring"])
+def test_a_transport_that_there_is_not(strategy):
+    with pytest.raises(UsageError, match="transport: got 'tcp', expected mpi or verbs"):
+        make_strategy(f"{strategy}:transport=tcp").check(2)
 
 
 @pytest.mark.mpi(min_size=2)

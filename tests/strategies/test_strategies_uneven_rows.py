@@ -114,8 +114,17 @@ def test_a_worker_of_a_server_without_rows_is_refused(tmp_path):
 
 def test_uneven_shards_and_ranks_without_rows_are_told(tmp_path, capsys):
     trained(12, "allreduce", quiet=False, batch=60, epochs=1)
-    assert "16 shards on 12 ranks are uneven: some ranks have 2 shards, so that a step takes 1.5 " in capsys.readouterr().err
+    assert "16 shards on 12 ranks are uneven: some ranks have 2 shards, so that a step takes 1.5 " in (
+        said := capsys.readouterr().err)
+    assert "`shards=24` divides evenly" in said
     resumed(tmp_path, 12, "allreduce", quiet=False)
     assert "8 of 12 ranks have no rows, because the run has 4 shards: they only wait" in capsys.readouterr().err
     trained(3, "allreduce", quiet=False, batch=60, epochs=1)
     assert "shards" not in capsys.readouterr().err
+
+
+def test_the_shards_that_suit_a_code_are_told(capsys):
+    trained(5, "coded:redundancy=2", quiet=False, batch=60, epochs=1, shards=12)
+    assert "`shards=20` divides evenly" in capsys.readouterr().err
+    trained(4, "coded-sum:redundancy=2,speeds=measured,transport=unicast", quiet=False, batch=60, epochs=1, slow="3:4")
+    assert "uneven" not in capsys.readouterr().err

@@ -1,19 +1,21 @@
 """The redundancy with which a step is shortest here: computation and network are measured, the rest is predicted.
 
 A step takes the time to compute and bytes / rate. The time of a gradient is measured for each number of rows, and the bytes are
-those of `mpiddl.coding.loads`. Redundancy 1 is a ring, whose time is measured. With redundancy and multicast, slow workers are
-not waited for where the code can do without them. A worker is taken to be slow if it takes `SLOW` times as long as the median.
+those of `mpiddl.coding.loads`. Redundancy 1 is the strategy `auto`, whose sum is measured. With redundancy and multicast, slow
+workers are not waited for where the code can do without them. A worker is taken to be slow if it takes `SLOW` times as long as
+the median.
 
-Cost: four gradients for each number of rows, four sums of the whole gradient, one encoding and decoding of the MDS code, and
-four all-gathers of at most 1 MiB by multicast.
+Cost: four gradients for each number of rows, one encoding and decoding of the MDS code, and four times or for a quarter of a
+second each: a sum of the whole gradient by `auto`, one by a ring, an all-gather of nearly nothing and one of at most 1 MiB by
+multicast.
 Source: ours; the model is that of `mpiddl.coding.step_times`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,6 +27,8 @@ from mpiddl.collectives import TwoStep
 from mpiddl.collectives.allreduce_replicated_multicast import ReplicatedMulticast
 from mpiddl.errors import TransportError
 from mpiddl.layout import ceil_div
+from mpiddl.strategies.base import Replica, Step
+from mpiddl.strategies.synchronous.auto import Auto
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.comm import Comm
 
@@ -34,8 +38,9 @@ PROBE_BYTES = 1 << 20
 WORTH = 0.97
 """Redundancy has to make a step so much shorter than without, as predictions go."""
 
-REPEATS = 3
-"""Of each measured exchange; the first one is not counted."""
+REPEATS, MOST_REPEATS, PROBE_S = 3, 20, 0.25
+"""Of each measured exchange, beside a first one that is not counted: so many, and more of short ones, which differ by chance, up
+to so many seconds."""
 
 SLOW = 1.5
 """Times as long as the median."""
@@ -63,18 +68,24 @@ class Network(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A redundancy, by what code and how it is sent, and the predicted seconds of a step."""
+    """A redundancy, by what code and how it is sent, and the predicted seconds of a step.
+
+    whole : all workers compute the whole gradient.
+    """
 
     redundancy: int
     code: str
     transport: str
     stragglers: int
     seconds: float
+    whole: bool = False
 
     @property
     def way(self) -> str:
         if self.redundancy == 1:
-            return "ring"
+            return "strategy auto"
+        if self.whole:
+            return "whole gradient on each worker" + (", late ones by multicast" if self.transport == "multicast" else "")
         late = f" without {self.stragglers} late" if self.stragglers else ""
         return f"{self.code} {'by multicast' if self.transport == 'multicast' else 'in rings'}{late}"
 
@@ -98,10 +109,10 @@ def options(comm: Comm, members: Sequence[Sequence[int]], trial: Trial, codes: S
     """
     workers, nbytes = len(members), trial.size * trial.dtype.itemsize
     seconds = _Seconds(comm, members, trial)
-    ring_s = _ring_seconds(comm, trial)
-    found = [Option(1, "slices", "unicast", 0, max(seconds.of(workers)) + ring_s)]
+    found = [Option(1, "slices", "unicast", 0, max(seconds.of(workers)) + _auto_seconds(comm, trial))]
     networks = {}
     if "unicast" in transports:
+        ring_s = _ring_seconds(comm, trial)
         rate = 2 * nbytes * (workers - 1) / workers / ring_s if workers > 1 and ring_s else float("inf")
         networks["unicast"] = Network(0.0, rate)
     trouble = ""
@@ -159,7 +170,7 @@ def _slices(workers: int, nbytes: int, seconds: _Seconds, networks: dict[str, Ne
             late = transport == "multicast"
             load = (replicate_and_slice if late else replicate_and_slice_unicast)(workers, redundancy, nbytes)
             compute_s = finished(placement, taken, 1) if late else max(taken)
-            yield Option(redundancy, "slices", transport, 0, compute_s + network.seconds(load))
+            yield Option(redundancy, "slices", transport, 0, compute_s + network.seconds(load), count == 1)
 
 
 def _mds(comm: Comm, workers: int, trial: Trial, seconds: _Seconds, network: Network,
@@ -210,17 +221,34 @@ def _coding_seconds(comm: Comm, workers: int, trial: Trial) -> float:
     return max(comm.setup_allgather(comm.now() - began))
 
 
+def _auto_seconds(comm: Comm, trial: Trial) -> float:
+    """Of the sum of a gradient by the strategy `auto`, after the gradient is computed."""
+    auto, step = Auto(), Step(0, 1, comm.size, 0.0)
+    memory = auto.memory(comm, trial.size, trial.dtype)
+    gradient = np.zeros(trial.size, trial.dtype) if memory is None else memory
+    replica = Replica(gradient, {})
+    seconds = _timed(comm, lambda: auto.combine(comm, {}, gradient, replica, step))
+    auto.finish(comm, {}, replica)
+    return seconds
+
+
 def _ring_seconds(comm: Comm, trial: Trial) -> float:
-    """Of the sum of a gradient without redundancy."""
-    if comm.size == 1:
-        return 0.0
-    plan, taken = TwoStep(comm, trial.size, trial.dtype), list[float]()
-    for _ in range(1 + REPEATS):
+    """Of the sum of a gradient by rings without redundancy."""
+    plan = TwoStep(comm, trial.size, trial.dtype)
+    seconds = _timed(comm, plan)
+    plan.Free()
+    return seconds
+
+
+def _timed(comm: Comm, do: Callable[[], Any]) -> float:
+    """Of a collective, on the last rank."""
+    taken: list[float] = []  # the same on all ranks
+    most = REPEATS if comm.simulated else MOST_REPEATS
+    while len(taken) <= REPEATS or (len(taken) <= most and sum(taken) < PROBE_S):
         comm.Barrier()
         began = comm.now()
-        plan()
+        do()
         taken.append(max(comm.setup_allgather(comm.now() - began)))
-    plan.Free()
     return median(taken[1:])
 
 
@@ -240,16 +268,11 @@ def _exchange_seconds(comm: Comm, members: Sequence[Sequence[int]], owners: Sequ
     """Of one all-reduce by multicast between these groups of workers."""
     leading = comm.rank in [ranks[0] for ranks in members]
     leaders = comm.Create([ranks[0] for ranks in members] if leading else [comm.rank])
-    exchange, taken = None, list[float]()
+    exchange = None
     with agreed(comm):
         if leading:
             exchange = ReplicatedMulticast(leaders, owners, size, dtype, 2, interface)
-    for _ in range(1 + REPEATS):
-        comm.Barrier()
-        began = comm.now()
-        if exchange is not None:
-            exchange(np.zeros(size, dtype))
-        taken.append(max(comm.setup_allgather(comm.now() - began if leading else 0.0)))
+    seconds = _timed(comm, lambda: exchange is not None and exchange(np.zeros(size, dtype)))
     if exchange is not None:
         exchange.Free()
-    return median(taken[1:])
+    return seconds

@@ -30,6 +30,9 @@ from mpiddl.memory import aligned_zeros
 from mpiddl.strategies.base import Combined, Placement, Replica, Step, Strategy, check_numbers
 from mpiddl.transport.comm import Comm
 
+MOST_CLIP = 1e200
+"""Of a mean; the bound of a sum is larger."""
+
 
 @dataclass(frozen=True)
 class Coded(Strategy):
@@ -52,13 +55,11 @@ class Coded(Strategy):
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        if not 0 < self.clip < float("inf") or self.xor not in (0, 1) or self.turns not in (0, 1):
-            raise UsageError(f"strategy coded: clip, xor, turns: got {self.clip}, {self.xor}, {self.turns}, expected a number "
-                             "above 0, 0 or 1, 0 or 1")
-
-    @property
-    def work(self) -> float:
-        return self.redundancy
+        if not 0 < self.clip <= MOST_CLIP:
+            raise UsageError(f"strategy coded: clip: got {self.clip}, expected a number above 0 and at most {MOST_CLIP:g}")
+        for name in ("xor", "turns"):
+            if (got := getattr(self, name)) not in (0, 1):
+                raise UsageError(f"strategy coded: {name}: got {got}, expected 0 or 1")
 
     def check(self, size: int) -> None:
         check_redundancy(size, self.redundancy)

@@ -25,11 +25,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from mpiddl.coding.loads import groups
 from mpiddl.coding.mds_code import computing_order
 from mpiddl.coding.placements import BlockPlacement, block_rows, check_redundancy, cyclic, replicated_groups, shares
 from mpiddl.errors import UsageError
@@ -64,6 +63,7 @@ class CodedSum(Strategy):
     """
 
     sums_gradients = True
+    name: ClassVar[str] = "coded-sum"
 
     redundancy: str = "auto"
     code: str = "auto"
@@ -80,19 +80,19 @@ class CodedSum(Strategy):
         check_numbers(self)
         for name, choices in CHOICES.items():
             if (got := getattr(self, name)) not in choices:
-                raise UsageError(f"strategy coded-sum: {name}: got {got!r}, expected {', '.join(choices)}")
+                raise UsageError(f"strategy {self.name}: {name}: got {got!r}, expected {', '.join(choices)}")
         if self.transport == "unicast" and (self.stragglers or (self.code == "mds" and str(self.redundancy) == AUTO)):
-            raise UsageError("strategy coded-sum: transport: got unicast with stragglers, or with code mds and redundancy "
+            raise UsageError(f"strategy {self.name}: transport: got unicast with stragglers, or with code mds and redundancy "
                              "auto; expected multicast: in rings, a step waits for all workers, and slices send less")
         if self.stragglers and self.code != "mds":
-            raise UsageError(f"strategy coded-sum: stragglers: got {self.stragglers} with code {self.code}, expected code mds; "
-                             "with slices, all but one worker of each group may be late")
+            raise UsageError(f"strategy {self.name}: stragglers: got {self.stragglers} with code {self.code}, expected code "
+                             "mds; with slices, all but one worker of each group may be late")
         if self.ahead < 2:
-            raise UsageError(f"strategy coded-sum: ahead: got {self.ahead}, expected 2 or more")
+            raise UsageError(f"strategy {self.name}: ahead: got {self.ahead}, expected 2 or more")
         if str(self.redundancy) != AUTO and not str(self.redundancy).isdecimal():
-            raise UsageError(f"strategy coded-sum: redundancy: got {self.redundancy!r}, expected auto or a whole number")
+            raise UsageError(f"strategy {self.name}: redundancy: got {self.redundancy!r}, expected auto or a whole number")
         if self.stragglers < 0 or (self.stragglers >= max(self.copies, 1) and str(self.redundancy) != AUTO):
-            raise UsageError(f"strategy coded-sum: stragglers: got {self.stragglers} with redundancy {self.redundancy}, "
+            raise UsageError(f"strategy {self.name}: stragglers: got {self.stragglers} with redundancy {self.redundancy}, "
                              "expected a whole number from 0 to redundancy - 1")
 
     @property
@@ -101,11 +101,13 @@ class CodedSum(Strategy):
         return 1 if str(self.redundancy) == AUTO else int(self.redundancy)
 
     @property
-    def work(self) -> float:
-        workers = len(teams(self.homes)) if self.homes else 1
-        if self._uses_mds(workers):
-            return self.copies
-        return workers / groups(workers, min(self.copies, workers))
+    def undecided(self) -> str:
+        return " and ".join(["redundancy"] * (str(self.redundancy) == AUTO) + ["speeds"] * (self.speeds == "measured"))
+
+    @property
+    def even(self) -> bool:  # type: ignore[override]
+        """Not if slow workers compute fewer rows."""
+        return not self.rates
 
     def check(self, size: int) -> None:
         check_redundancy(size, self.copies)
@@ -135,8 +137,9 @@ class CodedSum(Strategy):
         said = "predicted step: " + ", ".join(map(str, best_of_each_way(found))) + (f"; {trouble}" if trouble else "")
         if best.redundancy == 1:
             return Auto(), said
+        transport = self.transport if best.transport == "multicast" else "unicast"  # auto: it falls back to rings
         chosen = replace(self, redundancy=str(best.redundancy), code=best.code, stragglers=best.stragglers,
-                         transport=best.transport, predicted_s=best.seconds)
+                         transport=transport, predicted_s=best.seconds)
         return chosen, said
 
     def placement(self, shards: int, rank: int, size: int) -> Placement:

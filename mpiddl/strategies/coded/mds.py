@@ -40,8 +40,8 @@ class Mds(Way):
             way = "in a ring; a step waits for all workers" + (f"; {why}" if why else "")
             if (leaders := self.team.leaders) is not None:
                 self._exchange = MdsRing(leaders, code, size, dtype, result)
-        self.note = (f"MDS code: each worker computes {redundancy} of {len(members)} blocks, and sends one vector of 1/"
-                     f"{code.slices} of a gradient {way}")
+        self.note = (f"MDS code: each worker computes {redundancy} of {len(members)} blocks, and sends one vector "
+                     f"{f'of 1/{code.slices} of a gradient' if code.slices > 1 else 'as long as a gradient'} {way}")
         self.team.count(anew=True)
 
     def needs_gradient(self) -> bool:

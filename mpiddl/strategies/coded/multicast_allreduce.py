@@ -10,6 +10,7 @@ Source: as `mpiddl.strategies.coded.coded_sum`, without redundancy.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mpiddl.strategies.coded.coded_sum import CodedSum
 
@@ -19,5 +20,6 @@ class MulticastAllReduce(CodedSum):
     """Send each worker's gradient to all others by multicast."""
 
     sums_gradients = True
+    name: ClassVar[str] = "multicast-allreduce"
 
     redundancy: str = "1"

@@ -35,6 +35,8 @@ class Rule:
         "auto": one-sided where it works.
     own_moments : each worker has its own moments.
     sums_layers : workers send, with each gradient, the sums of its magnitudes over each layer of the model.
+    needs_pulled : `correct` or `update` reads ``Push.before``, the parameters that the worker pulled. A rule that does not need
+        them should say so: workers on other nodes may then read a shard without its server (`one_sided`).
     bound : steps that a worker may be ahead of the slowest one, 0 or more (two-sided only); -1: no limit.
     optimisers : names of the optimisers that the rule works with; empty: all.
     """
@@ -43,6 +45,7 @@ class Rule:
     communication: str = AUTO
     own_moments = False
     sums_layers = False
+    needs_pulled = True
     bound = -1
     optimisers: ClassVar[tuple[str, ...]] = ()
 

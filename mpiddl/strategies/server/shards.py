@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from mpiddl.collectives.wire import VERBS
 from mpiddl.layout import block_bounds
-from mpiddl.node.topology import neighbours
+from mpiddl.node.topology import Topology, neighbours
 from mpiddl.strategies.base import Replica
+from mpiddl.strategies.server.memory_lines import Layout, MemoryLines
+from mpiddl.strategies.server.message_lines import MessageLines
 from mpiddl.strategies.server.push_ledger import Ledger
-from mpiddl.strategies.server.remote_shard import Desk, Line, RemoteLedger, RemoteShard
+from mpiddl.strategies.server.remote_shard import Desk, RemoteLedger, RemoteShard
 from mpiddl.strategies.server.rule import Rule
 from mpiddl.strategies.server.shard import MOMENT, Shard
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.meter import booked
+from mpiddl.transport.verbs.transport import works
 
 PAUSE_S = 0.001
 """Seconds between two polls of a worker that waits for a meeting."""
@@ -42,7 +45,7 @@ class Store:
     Attributes
     ----------
     shards : list of Shard or RemoteShard
-        Those of this rank's node in shared memory, others through messages.
+        Those of this rank's node in shared memory, others over verbs where these work, else through messages.
     spans : list of (int, int)
         Begin and end of each shard in the parameters.
     order : list of int
@@ -51,7 +54,7 @@ class Store:
 
     Communication
     -------------
-    Collective over ``comm``: shared memory for each node, a barrier, and with several nodes two duplications.
+    Collective over ``comm``: shared memory for each node, a barrier, and with several nodes two duplications, or remote memory.
     """
 
     def __init__(self, comm: Comm, rule: Rule, replica: Replica, saved: dict[str, Any] | None = None,
@@ -66,10 +69,9 @@ class Store:
         self._memory = near.local.share(self._size_bytes())
         self._segments = {rank - servers[0]: memory for rank, memory in zip(node, self._memory.segments, strict=True)}
         self._begin(saved)
-        self._lines: Sequence[Any] = (comm.Dup(), comm.Dup()) if far else ()
-        self._desk = self._opened(far, saved) if far and self._mine >= 0 else None
-        sums = self._sums()
-        lines = {number: Line(self._lines, server, sums, limit_s) for number, server in enumerate(servers) if server in far}
+        self._lines = self._opened(near.topology, servers, limit_s) if far else None
+        self._desk = self._served(far, saved) if self._lines and self._mine >= 0 else None
+        lines = {number: self._lines.line(number) for number, server in enumerate(servers) if self._lines and server in far}
         self.shards = [RemoteShard(lines[number]) if number in lines else self._shard(number) for number in range(rule.servers)]
         self.ledger = RemoteLedger(lines[0]) if 0 in lines else self._book()
         turns = [(comm.rank + turn) % rule.servers for turn in range(rule.servers)]
@@ -106,7 +108,8 @@ class Store:
 
     def count(self) -> None:
         """Add what was sent to other nodes since the last call to the communicator's meter."""
-        sent = sum(line.meter.bytes for line in self._lines), sum(line.meter.messages for line in self._lines)
+        meters = self._lines.meters if self._lines else ()
+        sent = sum(meter.bytes for meter in meters), sum(meter.messages for meter in meters)
         self._comm.meter.sent(sent[0] - self._counted[0], sent[1] - self._counted[1])
         self._counted = sent
 
@@ -116,6 +119,8 @@ class Store:
             self.freed = True
             if self._desk:
                 self._desk.end()
+            if self._lines:
+                self._lines.Free()
             self.shards, self._segments = [], {}
             self._memory.Free()
 
@@ -145,9 +150,20 @@ class Store:
     def _book(self) -> Ledger:
         return Ledger(self._comm, self._segments[0][:BOOK].view(np.int64))
 
-    def _opened(self, far: list[int], saved: dict[str, Any] | None) -> Desk:
+    def _opened(self, topology: Topology, servers: range, limit_s: float) -> MessageLines | MemoryLines:
+        """What carries requests to other nodes."""
+        comm, (rule, replica) = self._comm, self._parts
+        if not works(comm, aloud=False):
+            return MessageLines(comm, servers, self._sums(), limit_s)
+        layout = Layout(topology, servers, self.spans, replica.params.itemsize, self._sums())
+        own = self._segments[self._mine][BOOK * (self._mine == 0) :] if self._mine >= 0 else np.empty(0, np.uint8)
+        shared = vars(type(rule)).get("needs_pulled") is False  # not inherited: a derived class may need more
+        return MemoryLines(comm, layout, own, shared, VERBS, limit_s)
+
+    def _served(self, far: list[int], saved: dict[str, Any] | None) -> Desk:
+        assert self._lines is not None
         rule, replica = self._parts
         part = slice(*self.spans[self._mine])
         moments = {name: moment[part] for name, moment in replica.moments.items()} if rule.own_moments else {}
         book = self._book() if self._mine == 0 else None
-        return Desk(self._lines, self._shard(self._mine), book, far, moments, self._sums(), saved["far"] if saved else None)
+        return Desk(self._lines.requests(), self._shard(self._mine), book, far, moments, saved["far"] if saved else None)

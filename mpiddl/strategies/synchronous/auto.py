@@ -20,7 +20,9 @@ import numpy as np
 
 from mpiddl.collectives import TwoStep, allreduce
 from mpiddl.collectives.buckets import Buckets
+from mpiddl.collectives.wire import MPI, VERBS
 from mpiddl.errors import UsageError
+from mpiddl.memory import PRIVATE
 from mpiddl.progress.started import go_on
 from mpiddl.progress.thread import Progress
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
@@ -29,7 +31,7 @@ from mpiddl.transport.base import IN_PLACE
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.meter import booked
 from mpiddl.tuning import Choice, chooser
-from mpiddl.tuning.rule import BUCKETS, LIBRARY
+from mpiddl.tuning.rule import BUCKETS, BUCKETS_VERBS, LIBRARY, OVER_VERBS
 
 BUCKET_BYTES = 2 << 20
 """Smaller buckets start earlier and leave less at the end; larger ones cost fewer rounds. See docs/overlap.md."""
@@ -50,13 +52,17 @@ class Auto(Strategy):
         way = self._way(comm, size, dtype)
         return way.sum.input if way.sum is not None else None
 
+    def placed(self, comm: Comm, size: int, dtype: np.dtype) -> str:
+        reduction = self._way(comm, size, dtype).sum
+        return reduction.placed if reduction is not None else PRIVATE
+
     def note(self, comm: Comm, size: int, dtype: np.dtype) -> str:
         trouble = self._way(comm, size, dtype).trouble
         return trouble and f"auto: {trouble}: communication goes on only between the parts of the backward pass"
 
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
         way = self._way(comm, grad.size, grad.dtype)
-        if way.choice.algorithm != BUCKETS:
+        if not isinstance(way.sum, Buckets):
             return state
         begin, end = state.get("bucket", (part.stop, part.stop))
         if part.stop != begin:  # not adjacent: close the current bucket
@@ -73,7 +79,7 @@ class Auto(Strategy):
         algorithm = way.choice.algorithm
         if algorithm == LIBRARY:
             comm.Allreduce(IN_PLACE, grad)
-        elif algorithm in ("doubling", "ring"):
+        elif way.sum is None and comm.size > 1:
             allreduce(comm, IN_PLACE, grad, algorithm=algorithm)
         if way.sum is None:
             return Combined(grad, step.total, state)
@@ -115,10 +121,12 @@ class Way:
         self.trouble, self.hidden, self.freed = "", Hidden(comm.now), False
         self.sum: TwoStep | Buckets | None = None
         self._comm, self._thread, self._later = comm, Progress(comm), list[tuple[int, int]]()
-        if self.choice.algorithm.startswith("two-step"):
-            self.sum = TwoStep(comm, size, dtype, leader=self.choice.algorithm == "two-step-leader")
-        if self.choice.algorithm == BUCKETS:
-            self.sum = Buckets(comm, size, dtype)
+        algorithm = self.choice.algorithm
+        transport = VERBS if algorithm in (*OVER_VERBS, BUCKETS_VERBS) else MPI
+        if algorithm.startswith("two-step"):
+            self.sum = TwoStep(comm, size, dtype, leader=algorithm == "two-step-leader", transport=transport)
+        if algorithm in (BUCKETS, BUCKETS_VERBS):
+            self.sum = Buckets(comm, size, dtype, transport=transport)
             self.trouble = self._thread.trouble
 
     def bucket(self, begin: int, end: int) -> None:

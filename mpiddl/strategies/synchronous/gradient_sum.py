@@ -13,14 +13,18 @@ from typing import Any
 import numpy as np
 
 from mpiddl.collectives import TreeSum, TwoStep
+from mpiddl.collectives.allreduce_ring_remote import RemoteRing
+from mpiddl.memory import PRIVATE
 from mpiddl.strategies.base import Combined, Replica, Step, Strategy
 from mpiddl.transport.comm import Comm
+
+Reduction = TwoStep | TreeSum | RemoteRing
 
 
 class GradientSum(Strategy):
     """Sum the gradients over all ranks in every step. Derived classes have a `reduction` or a `reduce`."""
 
-    def reduction(self, comm: Comm, size: int, dtype: np.dtype) -> TwoStep | TreeSum | None:
+    def reduction(self, comm: Comm, size: int, dtype: np.dtype) -> Reduction | None:
         """A reduction that is set up once, in whose ``input`` the gradient is computed; None if there is none. Collective."""
         return None
 
@@ -30,6 +34,10 @@ class GradientSum(Strategy):
     def memory(self, comm: Comm, size: int, dtype: np.dtype) -> np.ndarray | None:
         kept = self._kept(comm, size, dtype)
         return kept.input if kept is not None else None
+
+    def placed(self, comm: Comm, size: int, dtype: np.dtype) -> str:
+        kept = self._kept(comm, size, dtype)
+        return kept.placed if kept is not None else PRIVATE
 
     def combine(self, comm: Comm, state: Any, grad: np.ndarray, replica: Replica, step: Step) -> Combined:
         kept = self._kept(comm, grad.size, grad.dtype)
@@ -41,9 +49,9 @@ class GradientSum(Strategy):
             self.reduce(comm, grad)
         return Combined(grad, step.total, state)
 
-    def _kept(self, comm: Comm, size: int, dtype: np.dtype) -> TwoStep | TreeSum | None:
+    def _kept(self, comm: Comm, size: int, dtype: np.dtype) -> Reduction | None:
         """Made once; it lives as long as ``comm``."""
         if comm.size == 1:
             return None
-        found: TwoStep | TreeSum | None = comm.kept((self, size, dtype), lambda: self.reduction(comm, size, dtype))
+        found: Reduction | None = comm.kept((self, size, dtype), lambda: self.reduction(comm, size, dtype))
         return found

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpiddl.collectives import TwoStep as Reduction
+from mpiddl.collectives.wire import MPI, check_transport
 from mpiddl.errors import UsageError
 from mpiddl.strategies.synchronous.gradient_sum import GradientSum
 from mpiddl.transport.comm import Comm
@@ -23,15 +24,19 @@ FORMS = ("slices", "leader")
 
 @dataclass(frozen=True)
 class TwoStep(GradientSum):
-    """Sum the gradients over all ranks in every step, in two steps. ``form``: all ranks or one leader talk to other nodes."""
+    """Sum the gradients over all ranks in every step, in two steps. ``form``: all ranks or one leader talk to other nodes.
+
+    ``transport``: over mpi, or over RDMA verbs where they work."""
 
     sums_gradients = True
 
     form: str = "slices"
+    transport: str = MPI
 
     def check(self, size: int) -> None:
         if self.form not in FORMS:
             raise UsageError(f"strategy two-step: form: got {self.form!r}, expected {' or '.join(FORMS)}")
+        check_transport("strategy two-step: transport", self.transport)
 
     def reduction(self, comm: Comm, size: int, dtype: np.dtype) -> Reduction:
-        return Reduction(comm, size, dtype, leader=self.form == "leader")
+        return Reduction(comm, size, dtype, leader=self.form == "leader", transport=self.transport)

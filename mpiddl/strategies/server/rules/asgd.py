@@ -14,3 +14,5 @@ from mpiddl.strategies.server.rule import Rule
 @dataclass(frozen=True)
 class ASGD(Rule):
     """Rule that applies gradients without correction or damping."""
+
+    needs_pulled = False

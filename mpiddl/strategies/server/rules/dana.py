@@ -17,5 +17,6 @@ from mpiddl.strategies.server.rule import Rule
 class DANA(Rule):
     """Rule with a Nesterov momentum for each worker."""
 
+    needs_pulled = False
     own_moments = True
     optimisers = ("nesterov",)

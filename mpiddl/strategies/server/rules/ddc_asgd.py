@@ -57,6 +57,7 @@ class DDCASGD(Rule):
     growth: float = 0.5
     own_moments = True
     sums_layers = True
+    needs_pulled = False
     optimisers = ("nesterov",)
 
     def __post_init__(self) -> None:

@@ -18,6 +18,8 @@ from mpiddl.strategies.server.rule import Rule
 class StalenessAware(Rule):
     """Rule that divides the learning rate by the delay."""
 
+    needs_pulled = False
+
     def correct(self, state: dict[str, Any], push: Push) -> float:
         push.rate /= max(push.delay, 1)
         return 1.0
