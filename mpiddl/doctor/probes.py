@@ -1,4 +1,4 @@
-"""What the doctor tries on a communicator: nodes, threads, shared memory, one-sided memory, messages, sums.
+"""What the doctor tries on a communicator: nodes, threads, shared memory, one-sided memory, messages, sums, RDMA verbs.
 
 Each probe is collective, checks what it received on this rank, and registers what has to be freed. What is
 known to break, and therefore tried: shared memory where the ranks of a host sit in containers of their own;
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 LARGE = 4 << 20  # bytes: beyond the eager limit of every transport, so that the rendezvous path is tried
+DEVICES = Path("/sys/class/infiniband")
 LISTED = 8  # nodes that are named; a table of a hundred is not read
 
 
@@ -137,6 +139,32 @@ def _allreduce(name: str, comm: MPI.Intracomm, env: Mapping[str, str], made: Exi
     return Finding(name, True, f"8 B in {seconds[0] * 1e6:.0f} us, 4 MiB in {seconds[1] * 1e3:.1f} ms")
 
 
+def _verbs(name: str, comm: MPI.Intracomm, env: Mapping[str, str], made: ExitStack) -> Finding:
+    """A small and a large message over RDMA verbs, as in `_ring`; or why they are not used."""
+    from mpiddl.errors import TransportError, UsageError
+    from mpiddl.transport.mpi import MpiComm
+    from mpiddl.transport.verbs.transport import DEVICE, connect
+
+    link = MpiComm.owning(comm.Dup())
+    made.callback(link.Free)
+    try:
+        verbs = connect(link, env.get(DEVICE, ""))
+    except (TransportError, UsageError) as error:
+        if not env.get(DEVICE) and not (DEVICES.is_dir() and any(DEVICES.iterdir())):
+            return Finding(name, True, "no RDMA device on this host, so MPI is used")
+        value, _, remedy = str(error).removeprefix("verbs: ").partition("; ")
+        return Finding(name, None, f"not used: {value}", remedy)
+    made.callback(verbs.Free)
+    left, right, seconds = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size, []
+    for nbytes in (8, LARGE):
+        out, into = np.full(nbytes // 8, float(comm.rank)), np.full(nbytes // 8, -1.0)
+        seconds.append(_timed(comm, lambda out=out, into=into: verbs.Sendrecv(out, right, 0, into, left, 0)))
+        if not (into == left).all():
+            return Finding(name, False, f"{nbytes} bytes from rank {left} arrived damaged", f"switch verbs off: {DEVICE}=off")
+    times = f"8 B in {seconds[0] * 1e6:.0f} us, 4 MiB in {seconds[1] * 1e3:.1f} ms"
+    return Finding(name, True, f"{verbs.messages.device.port}: {times}")
+
+
 def _node(comm: MPI.Intracomm, made: ExitStack) -> Any:
     """The ranks of ``comm`` that share this node's memory."""
     from mpi4py import MPI
@@ -180,4 +208,5 @@ PROBES = {
     "allreduce": _allreduce,
     "shared memory": _shared_memory,
     "one-sided": _one_sided,
+    "RDMA verbs": _verbs,
 }

@@ -77,10 +77,22 @@ class Conditions:
         """For a rank of ``comm``: simulated time passes, ``step_seconds`` a usual step; in real time the rank sleeps.
 
         Called for each part of a gradient with the step, the seconds that the part took, its number and how many there are.
+        Steps may be left out: the rank is then gone before the next one that it computes.
         """
-        rank = comm.rank
-        if isinstance(comm, VirtualComm) and comm.simulated:
-            return lambda index, seconds, number, parts: comm.compute(
-                step_seconds * ((not number) * self.absent(rank, index) + self.factor(rank, index) / parts))
-        return lambda index, seconds, number, parts: time.sleep(
-            seconds * ((not number) * parts * self.absent(rank, index) + self.factor(rank, index) - 1))
+        rank, last = comm.rank, None  # type: tuple[int, int | None]
+
+        def missed(index: int) -> float:
+            """For how many usual steps the rank is gone since the last part."""
+            nonlocal last
+            steps = range(index if last is None else last + 1, index + 1)
+            last = index
+            return sum(self.absent(rank, step) for step in steps)
+
+        def simulated(index: int, seconds: float, number: int, parts: int) -> None:
+            assert isinstance(comm, VirtualComm)
+            comm.compute(step_seconds * (missed(index) + self.factor(rank, index) / parts))
+
+        def real(index: int, seconds: float, number: int, parts: int) -> None:
+            time.sleep(seconds * (parts * missed(index) + self.factor(rank, index) - 1))
+
+        return simulated if isinstance(comm, VirtualComm) and comm.simulated else real

@@ -233,7 +233,7 @@ class Gradient:
             ready(slice(0, self.flat.size))
         else:
             (rows,) = parts
-            score = self._of(state.params, rows, self.buffer, ready)
+            score = self.compute(state.params, rows, self.buffer.views, ready)
         self._paced(step, began)
         return score, step.count
 
@@ -244,7 +244,7 @@ class Gradient:
             if number and not self.strategy.needs_gradient(comm, state.strategy, state.replica, step):
                 break
             began = now()
-            scores.append(self._of(state.params, rows, self.buffer))
+            scores.append(self.compute(state.params, rows, self.buffer.views))
             count += len(rows[0])
             self._paced(step, began, number, len(parts))
             state.strategy = self.strategy.combine_block(comm, state.strategy, self.flat, number, step)
@@ -261,7 +261,7 @@ class Gradient:
         if not parts:
             self.flat[:] = 0
         for number, rows in enumerate(parts, 1):
-            scores.append(self._of(params, rows, self._sum(held)))
+            scores.append(self.compute(params, rows, self._sum(held).views))
             held += 1
             while number % 2 == 0:
                 number, held = number // 2, held - 1
@@ -270,13 +270,14 @@ class Gradient:
             self._sums[last - 1].flat += self._sums[last].flat
         return _added(scores)
 
-    def _of(self, params: FlatBuffer, rows: Arrays, into: FlatBuffer, ready: Callable[[slice], None] | None = None) -> Score:
-        """Compute the gradient of ``rows`` in ``into``. Returns their score."""
+    def compute(self, params: FlatBuffer, rows: Arrays, into: dict[str, np.ndarray],
+                ready: Callable[[slice], None] | None = None) -> Score:
+        """Compute the gradient of ``rows`` in the views ``into``. Returns their score."""
         x, y = rows
         options: dict[str, Any] = {"ready": ready} if "ready" in self._takes else {}
         if "work" in self._takes:
             options["work"] = self._workspace(len(x)) if hasattr(self.model, "workspace") else None
-        score = self.model.gradient(params.views, x, y, into.views, **options)
+        score = self.model.gradient(params.views, x, y, into, **options)
         if ready and "ready" not in options:
             ready(slice(0, self.flat.size))
         return as_score(score)

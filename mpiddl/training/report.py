@@ -139,7 +139,8 @@ def _coding(coding: Mapping[str, Any]) -> list[str]:
                     "predicted.")
     for worker, count in coding["not_waited_for"].items():
         left_out = coding["left_out"].get(worker, 0)
-        said.append(f"Worker {worker} was late in {count} steps, which ended without it; it left out {left_out} gradients.")
+        said.append(f"Worker {worker} was late in {count} {'step' if count == 1 else 'steps'}. The others did not wait for it. "
+                    f"It left out {left_out} {'gradient' if left_out == 1 else 'gradients'}.")
     return said
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -24,6 +24,7 @@ from mpiddl.training.conditions import Conditions, Pace
 from mpiddl.training.evaluation import Evaluation, evaluate_rows
 from mpiddl.training.job import read_drop, read_slow
 from mpiddl.training.loop import State, loop
+from mpiddl.training.memory_plan import MemoryPlan, plan, text_of
 from mpiddl.training.metrics import Lines, Metrics, Split, finite
 from mpiddl.training.prediction import outputs, predictions, warn_of_scale
 from mpiddl.training.request import Request, asked_for
@@ -167,6 +168,19 @@ def describe(request: Request) -> str:
     return text
 
 
+def plan_memory(request: Request) -> str:
+    """Which memory `run` would move between ranks, and who writes it, as lines of text; on two virtual ranks if there is one.
+
+    Nothing is written. Collective over all ranks.
+    """
+    request = request.without_aliases()
+    with world(os.environ) as link:
+        if link.size == 1 and not request.settings.get("simulate") and request.settings.get("strategy") != "alone":
+            request = replace(request, settings={**request.settings, "simulate": 2})
+        found: MemoryPlan = _on_workers(link, request, plan)
+    return text_of(found)
+
+
 def _on_workers(link: Comm, request: Request, call: Callable[[Any, Request], Any]) -> Any:
     """``call(comm, request)`` on the ranks of ``link``, or on as many virtual ones as are asked for. Collective."""
     job = asked_for(link, request)
@@ -255,7 +269,11 @@ def _run(link: Comm, control: Comm, session: Session) -> Result:
 def _pace(link: Comm, session: Session) -> Pace | None:
     job = session.job
     conditions = Conditions(read_slow(job.slow, session.training_ranks), job.jitter, job.seed, read_drop(job.drop))
-    return conditions.pace(link, job.step_seconds * session.strategy.work) if conditions or link.simulated else None
+    if not conditions and not link.simulated:
+        return None
+    held, usual = len(session.plan.placement.shards), session.about["shards"] / len(session.training_ranks)
+    work = 1 if abs(held - usual) < 1 else held / usual  # several ranks may compute the same
+    return conditions.pace(link, job.step_seconds * work)
 
 
 def _finish(link: Comm, control: Comm, session: Session, state: State, watch: Watch,

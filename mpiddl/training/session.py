@@ -117,8 +117,8 @@ def _prepared(link: Comm, control: Comm, request: Request, folder: Folder | None
         size, dtype = sum(prod(shape) for shape in model.shapes.values()), np.dtype(job.dtype)
         unused = "" if is_object(request.model) else unused_settings(job)
         said = (thread_note, unused, _data_note(control, rows, strategy), _resume_note(request, earlier, about, control.size),
-                _done_note(job, plan, earlier), _shares_note(layout, placements, plan.trainers, earlier), choice, measured,
-                strategy.note(link, size, dtype))
+                _done_note(job, plan, earlier), _shares_note(layout, placements, plan.trainers, earlier, strategy),
+                choice, measured, strategy.note(link, size, dtype))
         notes = [request.spell(note) for note in said if note]
         warm(control, model, optimiser, rows, job, strategy)
         trainers = [number for number, placement in enumerate(placements) if not placement.serves]
@@ -150,6 +150,9 @@ def dry_run(control: Comm, request: Request) -> str:
         f"start            {f'from {earlier}' if earlier else 'afresh'}",
         f"runs             {describe(strategy)}{f': {choice}' if choice else ''}",
     ]
+    if strategy.undecided:
+        lines.append(f"measured         {strategy.undecided}, before the first step; below, shards are as without redundancy "
+                     "and at even speeds")
     for rank, placement in enumerate(placements):
         held = ",".join(map(str, placement.shards)) or "none"
         train = sum(layout.train_count(shard) for shard in placement.shards)
@@ -226,18 +229,27 @@ def _meet(job: Job, plan: Plan, folder: Folder | None) -> int:
     return min([*wanted, *([epoch] if job.max_bytes else [])]) if wanted else 0
 
 
-def _shares_note(layout: Layout, placements: list[Placement], trainers: int, earlier: Path | None) -> str:
+def _shares_note(layout: Layout, placements: list[Placement], trainers: int, earlier: Path | None,
+                 strategy: Strategy) -> str:
     """A warning if ranks have no rows, or if the shards are so uneven that steps take much longer."""
     size = sum(not placement.serves for placement in placements)
     if 0 < trainers < size:
         return f"{size - trainers} of {size} ranks have no rows, because the run has {layout.shards} shards: they only wait"
-    most = max(len(placement.shards) for placement in placements)
-    longer = most * size / sum(len(placement.shards) for placement in placements)
-    if longer <= UNEVEN:
+    longer, most = _longer(placements)
+    if longer <= UNEVEN or not strategy.even:
         return ""
-    remedy = "" if earlier else f"; `shards={-(-layout.shards // size) * size}` divides evenly"
+    begin = -(-layout.shards // size) * size
+    suits = (shards for shards in range(begin, begin + 10 * size, size) if _longer(
+        [strategy.placement(shards, rank, len(placements)) for rank in range(len(placements))])[0] == 1)
+    remedy = "" if earlier or not (found := next(suits, 0)) else f"; `shards={found}` divides evenly"
     return (f"{layout.shards} shards on {size} ranks are uneven: some ranks have {most} shards, so that a step takes "
             f"{longer:.2g} times as long as with even shares{remedy}")
+
+
+def _longer(placements: list[Placement]) -> tuple[float, int]:
+    """How many times as long as with even shares a step takes, and the most shards of a rank."""
+    held = [len(placement.shards) for placement in placements if not placement.serves]
+    return max(held) * len(held) / sum(held), max(held)
 
 
 def _check_conditions(job: Job, strategy: Strategy, placement: Placement, rank: int) -> None:

@@ -105,6 +105,20 @@ def test_a_probe_that_fails_on_all_ranks_is_a_finding(comm, monkeypatch):
     assert after.ok
 
 
+@pytest.mark.mpi(min_size=2)
+def test_why_verbs_are_not_used(comm, monkeypatch, tmp_path):
+    """On a host without a device, that is all right; if the user has said something about verbs, it is worth a look."""
+    monkeypatch.setattr(probes, "PROBES", {"RDMA verbs": probes.PROBES["RDMA verbs"]})
+    monkeypatch.setattr(probes, "DEVICES", tmp_path / "there-are-none")
+    found = {}
+    for wanted in ("", "off", "mlx5:x"):
+        monkeypatch.setenv("MPIDDL_VERBS", wanted)
+        found[wanted] = doctor.run(comm)[-1]
+    assert found[""] == Finding("RDMA verbs", True, "no RDMA device on this host, so MPI is used")
+    assert found["off"] == Finding("RDMA verbs", None, "not used: switched off")
+    assert found["mlx5:x"].ok is None and found["mlx5:x"].value.startswith("not used: ")
+
+
 @needs_other
 def test_a_launcher_of_the_other_mpi(command):
     """Under MPICH's, Open MPI comes up as worlds of one; under Open MPI's, MPICH would die in MPI_Init."""

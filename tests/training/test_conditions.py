@@ -145,6 +145,21 @@ def test_draws_depend_on_rank_and_step_alone():
     assert drawn[2].min() >= 3 and conditions.factor(1, 7) == drawn[1, 7] != drawn[0, 7]
 
 
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("left_out", [(), (4,), (4, 5)])
+def test_a_rank_is_gone_although_its_next_gradient_is_left_out(left_out):
+    """Once, before the first gradient that it computes from then on."""
+
+    def program(comm):
+        pace = Conditions({0: 2.0}, drop={0: (4, 7)}).pace(comm, 1.0)
+        for index in (index for index in range(10) if index not in left_out):
+            for number in range(2):
+                pace(index, 0.0, number, 2)
+        return comm.now()
+
+    assert virtual.run(1, program, wire=virtual.Wire()) == [pytest.approx(2.0 * (10 - len(left_out) + 3))]
+
+
 @pytest.mark.mpi
 def test_a_slow_rank_sleeps(comm):
     last = comm.size - 1
@@ -191,6 +206,17 @@ def test_ranks_that_there_are_not(comm):
 def test_several_ranks_cannot_simulate(comm):
     with pytest.raises(UsageError, match=f"simulate: got {comm.size} MPI ranks, expected 1"):
         mpiddl.train("mlp", "digits", comm=comm, simulate=4, **JOB)
+
+
+def test_a_dry_run_tells_what_will_be_measured():
+    from mpiddl.training.request import Request
+    from mpiddl.training.run import describe
+
+    def told(strategy):
+        return describe(Request(settings={"simulate": 4, "strategy": strategy, "epochs": 1}))
+
+    assert "measured         redundancy and speeds, before the first step" in told("coded-sum:speeds=measured")
+    assert "measured  " not in told("coded-sum:redundancy=2")
 
 
 def test_a_dry_run_tells_of_the_workers():
