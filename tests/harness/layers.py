@@ -22,6 +22,7 @@ decomposition                    | PCA and SVD: estimators, the outer loop, the 
 decomposition.solvers            | one solver a file
 decomposition.rows               | rows of arrays, sparse matrices and files; their products
 doctor                           | `mpiddl doctor`: checks of the machine
+training.memory_plan             | which memory crosses between ranks, and how often it is copied
 training.session training.watch  | what a run stands on; what happens between steps
 training.agreed_data             | the data and the model of a run, the same on all ranks
 training.request                 | what the caller asked for, agreed by all ranks
@@ -44,10 +45,12 @@ collectives                      | all-reduce and the other collectives, one alg
 tuning                           | which algorithm for which size: rule, table, choice
 progress                         | operations under way, and the thread that advances them
 node                             | what the ranks of a node share: memory, locks, cores; topology
+remote_memory                    | the memory of other ranks as a device: shared memory, MPI, verbs
 transport.multicast.connect      | multicast on these transports, tried out before it is used
 transport.multicast.virtual_medium | multicast between virtual ranks
 transport.mpi transport.virtual  | two transports: MPI, and virtual ranks in one process
 transport.multicast              | messages that are sent once and received by many: streams, windows, repair
+transport.verbs                  | messages over queue pairs of RDMA devices: modes, credits, registered memory
 transport                        | agreement of ranks, clocks, memory that ranks share
 transport.comm                   | the communicator on any transport: counts bytes and seconds, handles failures
 transport.messages               | collectives made of messages

@@ -8,8 +8,9 @@ import numpy as np
 
 from mpiddl.collectives import calls
 from mpiddl.transport.base import COMBINE, MAX, MIN, PROD, SUM
+from mpiddl.tuning.rule import OVER_VERBS
 
-ALGORITHMS = ["auto", *calls.ALLREDUCE]
+ALGORITHMS = ["auto", *(name for name in calls.ALLREDUCE if name not in OVER_VERBS)]  # which are others without a device
 OPS = [SUM, MIN, MAX, PROD]
 LAYOUTS = {
     "1": [0],
