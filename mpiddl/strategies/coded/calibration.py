@@ -39,8 +39,8 @@ WORTH = 0.97
 """Redundancy has to make a step so much shorter than without, as predictions go."""
 
 REPEATS, MOST_REPEATS, PROBE_S = 3, 20, 0.25
-"""Of each measured exchange, beside a first one that is not counted: so many, and more of short ones, which differ by chance, up
-to so many seconds."""
+"""Repetitions of each measured exchange, after a first one that is not counted. An exchange that is short is repeated more often,
+up to so many seconds: single times differ by chance."""
 
 SLOW = 1.5
 """Times as long as the median."""

@@ -5,6 +5,7 @@ A *way* is made once for each run. It is freed with its communicator.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -21,7 +22,7 @@ MEMORY_BYTES = 512 << 20
 """Most that steps under way take, unless there are fewer than two of them."""
 
 
-class Way:
+class Way(ABC):
     """How the gradients of a run are summed.
 
     Attributes
@@ -49,9 +50,9 @@ class Way:
     def keep(self, number: int, gradient: np.ndarray) -> None:
         """Take the gradient of a block."""
 
+    @abstractmethod
     def sum(self, gradient: np.ndarray) -> np.ndarray:
         """The sum of the gradients of all rows, on all ranks of the worker."""
-        raise NotImplementedError
 
     def _try_multicast(self, make: Callable[[Comm], Any], wanted: bool) -> str:
         """Make the exchange of the leaders, on all ranks or on none; returns why it does not work, or raises if it must."""
