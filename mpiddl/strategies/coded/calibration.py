@@ -5,8 +5,8 @@ those of `mpiddl.coding.loads`. Redundancy 1 is the strategy `auto`, whose sum i
 workers are not waited for where the code can do without them. A worker is taken to be slow if it takes `SLOW` times as long as
 the median.
 
-Cost: four gradients for each number of rows, one encoding and decoding of the MDS code, and four times or for a quarter of a
-second each: a sum of the whole gradient by `auto`, one by a ring, an all-gather of nearly nothing and one of at most 1 MiB by
+Cost: one encoding and decoding of the MDS code, and four times or for a quarter of a second each: a gradient for each number of
+rows, a sum of the whole gradient by `auto`, one by a ring, an all-gather of nearly nothing, and one of at most 1 MiB by
 multicast.
 Source: ours; the model is that of `mpiddl.coding.step_times`.
 """
@@ -39,8 +39,8 @@ WORTH = 0.97
 """Redundancy has to make a step so much shorter than without, as predictions go."""
 
 REPEATS, MOST_REPEATS, PROBE_S = 3, 20, 0.25
-"""Repetitions of each measured exchange, after a first one that is not counted. An exchange that is short is repeated more often,
-up to so many seconds: single times differ by chance."""
+"""Repetitions of each measured exchange, after a first one that is not counted. An exchange that is short is repeated more
+often, up to so many seconds: single times differ by chance."""
 
 SLOW = 1.5
 """Times as long as the median."""
