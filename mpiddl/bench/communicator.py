@@ -12,6 +12,7 @@ over ours).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -30,14 +31,20 @@ from mpiddl.node.topology import neighbours
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
 from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import Op
+from mpiddl.transport.comm import Comm
 from mpiddl.transport.mpi import Intracomm, MpiComm, world
-from mpiddl.transport.verbs.transport import works as verbs_work
-from mpiddl.tuning import Entry, Table, add_to_table, check_table, chooser
+from mpiddl.transport.verbs.transport import DEVICE, connect
+from mpiddl.tuning import Entry, Place, Table, add_to_table, check_table, chooser
 from mpiddl.tuning.place import place_of
-from mpiddl.tuning.rule import LIBRARY, UNFUSED, candidates
+from mpiddl.tuning.rule import CANDIDATES, EAGER, LIBRARY, MESSAGE, RENDEZVOUS, UNFUSED, candidates
+from mpiddl.tuning.verbs import eager_bytes
+from mpiddl.tuning.verbs import works as verbs_work
 
 if TYPE_CHECKING:
     from mpiddl.communicator import Communicator
+
+MESSAGES = tuple(1 << power for power in range(9, 17))
+"""Bytes of messages over verbs."""
 
 SIZES = (8, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20)
 TUNED = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -104,7 +111,11 @@ def tune(env: Any, path: Path, calls: Sequence[str], sizes: Sequence[int] = TUNE
         place = link.bcast(place_of(link, topology, env) if link.rank == 0 else None)
         entries = []
         for call in calls:
-            entries.append(_entry(link, place, call, _sizes(call, sizes), seconds))
+            messages = call == MESSAGE
+            found = _message(link, place, seconds) if messages else _entry(link, place, call, _sizes(call, sizes), seconds)
+            if found is None:
+                continue
+            entries.append(found)
             if tell is not None and link.rank == 0:
                 tell(f"{call}: " + ", ".join(f"{size_text(size)} {best}" for size, best in
                                              zip(entries[-1].sizes, entries[-1].best, strict=True)))
@@ -119,8 +130,11 @@ def describe(env: Any, path: Path | None, calls: Sequence[str], sizes: Sequence[
     """What is chosen here for every call and size, and why; on rank 0, elsewhere nothing. Collective over ``COMM_WORLD``."""
     with world(env) as link:
         choice, rank = chooser(link, env, path), link.rank
+        copied = eager_bytes(link, env)
     lines = [f"{' ' * 8}{field}: {value}" for field, value in choice.place._asdict().items()]
-    for call in calls:
+    if MESSAGE in calls:
+        lines += [f"messages over verbs, if they work: up to {size_text(copied)} are copied into a registered buffer"]
+    for call in filter(CANDIDATES.__contains__, calls):
         lines += [f"{call} {size_text(size)}: {choice.choose(call, size)}" for size in _sizes(call, sizes)]
     return "" if rank else "\n".join(["here", *lines])
 
@@ -138,6 +152,33 @@ def _entry(link: MpiComm, place: Any, call: str, sizes: tuple[int, ...], seconds
             found.setdefault(name, []).append(quantiles(contender.seconds)[1])
     complete = {name: tuple(values) for name, values in found.items() if len(values) == len(sizes)}
     return link.bcast(Entry(place, call, sizes, complete))
+
+
+def _message(link: MpiComm, place: Place, seconds: float) -> Entry | None:
+    """Each rank sends a message to the next one; None if verbs do not work."""
+    nodes = neighbours(link)
+    if len(nodes.topology.nodes) == 1 or not verbs_work(nodes.ring, aloud=False):
+        return None
+    library = nodes.ring.Create(range(link.size))
+    verbs = connect(library, os.environ.get(DEVICE, ""), eager_bytes=MESSAGES[-1])
+    found: dict[str, list[float]] = {}
+    for size in MESSAGES:
+        sent, got = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+
+        def exchange(comm: Comm, copied: int, sent: np.ndarray = sent, got: np.ndarray = got) -> None:
+            verbs.messages.eager_bytes = copied
+            request = comm.Irecv(got, (comm.rank - 1) % comm.size, 0)
+            comm.Isend(sent, (comm.rank + 1) % comm.size, 0).Wait()
+            request.Wait()
+
+        ways = {LIBRARY: (library, 0), EAGER: (verbs, MESSAGES[-1]), RENDEZVOUS: (verbs, 0)}
+        contenders = {name: Contender(partial(exchange, *way), write=partial(sent.fill, 1), read=got.sum)
+                      for name, way in ways.items()}
+        take_turns(link, contenders, seconds)
+        for name, contender in contenders.items():
+            found.setdefault(name, []).append(quantiles(contender.seconds)[1])
+    verbs.Free()
+    return link.bcast(Entry(place, MESSAGE, MESSAGES, {name: tuple(values) for name, values in found.items()}))
 
 
 def _rows(link: MpiComm, comm: Communicator, call: str, sizes: Sequence[int], seconds: float, dtype: str, op: str,

@@ -14,8 +14,9 @@ from mpiddl.errors import UsageError
 
 CALLS = ("allreduce", "reduce", "bcast", "allgather", "reduce_scatter", "barrier")
 
-TUNED = (*CALLS, "allreduce_unfused", "reduce_unfused", "reduce_scatter_unfused")
-"""A table also tells of reductions without a compiled kernel: of all types and operations but sums of float32 and float64."""
+TUNED = (*CALLS, "allreduce_unfused", "reduce_unfused", "reduce_scatter_unfused", "message")
+"""A table also tells of reductions without a compiled kernel (of all types and operations but sums of float32 and float64), and
+of messages over RDMA verbs."""
 
 TYPES = ("float32", "float64", "int8", "int32", "int64", "complex64")
 
@@ -51,7 +52,7 @@ Examples:
               help="File to write the table to.  [default: ~/.config/mpiddl/tune.toml]")
 @click.option("--calls", default=",".join(TUNED), callback=_calls, metavar="NAME,...",
               help="MPI calls to measure. A name with \"unfused\" stands for reductions other than sums of float32 and "
-                   "float64.  [default: all]")
+                   "float64. \"message\" finds up to which size messages over RDMA verbs are copied.  [default: all]")
 @click.option("--sizes", default="1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB", show_default=True, callback=read_sizes,
               metavar="N,N,...", help="Total sizes in bytes.")
 @click.option("--seconds", default=1.0, show_default=True, callback=read_seconds, metavar="S",

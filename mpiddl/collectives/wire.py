@@ -12,7 +12,7 @@ import numpy as np
 from mpiddl.errors import UsageError
 from mpiddl.memory import aligned_zeros
 from mpiddl.transport.comm import Comm
-from mpiddl.transport.verbs.transport import over_verbs, works
+from mpiddl.tuning.verbs import over_verbs, works
 
 MPI, VERBS = TRANSPORTS = ("mpi", "verbs")
 """What carries messages between nodes."""

@@ -15,8 +15,8 @@ from mpiddl.remote_memory.verbs_memory import VerbsMemory
 from mpiddl.remote_memory.virtual_memory import VirtualMemory
 from mpiddl.transport.agree import agreed, check_equal
 from mpiddl.transport.comm import Comm
-from mpiddl.transport.verbs.transport import over_verbs, works
 from mpiddl.transport.virtual import VirtualTransport
+from mpiddl.tuning.verbs import over_verbs, works
 
 KINDS = ("auto", "shared", "verbs", "mpi")
 

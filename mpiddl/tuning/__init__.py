@@ -1,7 +1,7 @@
 """Which algorithm for which size: measured once on a cluster and kept in a table, or by a rule.
 
-`rule` is what is known without measuring, `measure` makes a `table`, `choice` asks both; `fit` is the cost model that
-predictions come from.
+`rule` is what is known without measuring, `table` what `mpiddl tune` has measured, `choice` asks both; `fit` is the cost model
+that predictions come from; `verbs` opens connections over verbs with the threshold of the table.
 """
 
 from mpiddl.tuning.choice import Choice, Chooser, Forced, check_algorithms, chooser

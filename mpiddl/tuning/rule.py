@@ -47,6 +47,12 @@ is, for all types and operations but sums of float32 and float64."""
 
 CANDIDATES |= {name: CANDIDATES[call] for call, name in UNFUSED.items()}
 
+MESSAGE, EAGER, RENDEZVOUS = "message", "eager-verbs", "rendezvous-verbs"
+"""To the next rank of a ring of all ranks. Over verbs a message is copied into a registered buffer, or moved without copies."""
+
+MEASURED = CANDIDATES | {MESSAGE: (LIBRARY, EAGER, RENDEZVOUS)}
+"""What a table tells of."""
+
 FEW = 4
 """Ranks of a node for which there are measurements; their arrays are summed in one call of a kernel."""
 

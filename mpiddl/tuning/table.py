@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from mpiddl.errors import DataError, UsageError
 from mpiddl.machine.disk import writing
 from mpiddl.node.topology import Topology
-from mpiddl.tuning.rule import CANDIDATES, LIBRARY
+from mpiddl.tuning.rule import LIBRARY, MEASURED
 
 VERSION = 1
 
@@ -215,15 +215,15 @@ def _entry(where: str, given: Any) -> Entry:
         raise DataError(f"{where}: got {type(given).__name__}, expected a TOML table")
     place = Place(*(_text(where, given, name) for name in Place._fields))
     call, sizes, seconds = _text(where, given, "call"), given.get("bytes"), given.get("seconds")
-    if call not in CANDIDATES:
-        raise DataError(f"{where}: call: got {_short(call)}, expected one of {', '.join(CANDIDATES)}")
+    if call not in MEASURED:
+        raise DataError(f"{where}: call: got {_short(call)}, expected one of {', '.join(MEASURED)}")
     if not _numbers(sizes, int) or not sizes or sizes != sorted(set(sizes)) or sizes[0] < 0 or sizes[-1] > MOST_BYTES:
         raise DataError(f"{where}: bytes: got {_short(sizes)}, expected whole numbers in ascending order")
     if not isinstance(seconds, dict) or LIBRARY not in seconds:
         raise DataError(f"{where}: seconds: got no line for {LIBRARY}, expected a line for each algorithm")
     for name, values in seconds.items():
-        if name not in CANDIDATES[call]:
-            raise DataError(f"{where}: seconds: got {_short(name)}, expected one of {', '.join(CANDIDATES[call])}")
+        if name not in MEASURED[call]:
+            raise DataError(f"{where}: seconds: got {_short(name)}, expected one of {', '.join(MEASURED[call])}")
         known = _numbers(values, float) and len(values) == len(sizes)
         if not known or not all(SHORTEST_S <= value <= LONGEST_S for value in values):
             wanted = f"{len(sizes)} measured times from {SHORTEST_S:g} to {LONGEST_S:g} s"

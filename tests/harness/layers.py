@@ -42,10 +42,10 @@ strategies.chain                 | several strategies, one after the other
 strategies.base                  | the interface of a strategy
 models optim data                | pure functions of arrays; files to rows. No MPI
 collectives                      | all-reduce and the other collectives, one algorithm a file
+remote_memory                    | the memory of other ranks as a device: shared memory, MPI, verbs
 tuning                           | which algorithm for which size: rule, table, choice
 progress                         | operations under way, and the thread that advances them
 node                             | what the ranks of a node share: memory, locks, cores; topology
-remote_memory                    | the memory of other ranks as a device: shared memory, MPI, verbs
 transport.multicast.connect      | multicast on these transports, tried out before it is used
 transport.multicast.virtual_medium | multicast between virtual ranks
 transport.mpi transport.virtual  | two transports: MPI, and virtual ranks in one process

@@ -13,7 +13,7 @@ from mpiddl.bench import communicator as bench
 from mpiddl.errors import DataError, UsageError
 from mpiddl.node.topology import Topology
 from mpiddl.transport import virtual
-from mpiddl.tuning import Chooser, Entry, Place, Table, add_to_table, check_table, chooser, read_table, write_table
+from mpiddl.tuning import Chooser, Entry, Place, Table, add_to_table, check_table, chooser, read_table, verbs, write_table
 from mpiddl.tuning import choice as choices
 from mpiddl.tuning.choice import between
 from mpiddl.tuning.fit import fit
@@ -289,3 +289,28 @@ def test_tune_does_not_replace_what_is_no_table(command, tmp_path):
     path.write_text("my notes")
     done = command("mpiddl", "tune", "--out", path, "--seconds", "0", "--sizes", "1KiB")
     assert done.returncode != 0 and path.read_text() == "my notes" and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("seconds", "wanted"), [
+    ({"eager-verbs": (1e-6, 2e-6, 9e-6), "rendezvous-verbs": (3e-6, 3e-6, 4e-6)}, 10_000),
+    ({"eager-verbs": (1e-6, 4e-6, 3e-6), "rendezvous-verbs": (3e-6, 3e-6, 4e-6)}, 1000),
+    ({"eager-verbs": (4e-6, 4e-6, 9e-6), "rendezvous-verbs": (3e-6, 3e-6, 4e-6)}, 0),
+    ({"eager-verbs": (1e-6, 2e-6, 3e-6), "rendezvous-verbs": (3e-6, 3e-6, 4e-6)}, 100_000),
+    ({}, 8192),
+])  # fmt: skip
+def test_messages_are_copied_up_to_the_size_that_was_measured(tmp_path, monkeypatch, seconds, wanted):
+    monkeypatch.setattr("socket.gethostname", lambda: "nodes-17")
+    monkeypatch.setattr(verbs, "processor_name", lambda: HERE.processor)
+    path, slow, fast = tmp_path / "tune.toml", {"library": (1.0, 1.0, 1.0)}, {"eager-verbs": (1e-6,) * 3}
+    elsewhere = entry("message", HERE._replace(cluster="x"), **slow, **fast, **{"rendezvous-verbs": (2e-6,) * 3})
+    write_table(path, Table((elsewhere, entry("message", HERE._replace(ranks="1+1"), **slow, **seconds))))
+    assert virtual.run(2, lambda comm: verbs.eager_bytes(comm, {"MPIDDL_TUNE": str(path)})) == [wanted] * 2
+    path.write_text("my notes")
+    assert virtual.run(2, lambda comm: verbs.eager_bytes(comm, {"MPIDDL_TUNE": str(path)})) == [8192] * 2
+
+
+def test_a_table_does_not_fill_the_memory_with_buffers(tmp_path, monkeypatch):
+    monkeypatch.setattr(verbs, "_measured", lambda env: 1 << 20)
+    for size in (2, 5):
+        found = set(virtual.run(size, lambda comm: verbs.eager_bytes(comm, {})))
+        assert found == {verbs.BUFFERS_BYTES // (2 * 64 * size)}

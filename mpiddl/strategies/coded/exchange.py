@@ -47,6 +47,7 @@ class Way(ABC):
         """Whether this worker has to compute its next gradient of this step."""
         return True
 
+    @abstractmethod
     def keep(self, number: int, gradient: np.ndarray) -> None:
         """Take the gradient of a block."""
 

@@ -60,6 +60,9 @@ class ReplicateAndSlice(Way):
         self._began = self._comm.now()
         return not self._skipped
 
+    def keep(self, number: int, gradient: np.ndarray) -> None:
+        """Nothing: a worker has one block, which `sum` gets."""
+
     def sum(self, gradient: np.ndarray) -> np.ndarray:
         """The sum of the gradients of all groups."""
         if not self._skipped:

@@ -19,7 +19,7 @@ from mpiddl.strategies.server.rule import Rule
 from mpiddl.strategies.server.shard import MOMENT, Shard
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.meter import booked
-from mpiddl.transport.verbs.transport import works
+from mpiddl.tuning.verbs import works
 
 PAUSE_S = 0.001
 """Seconds between two polls of a worker that waits for a meeting."""

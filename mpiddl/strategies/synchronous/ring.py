@@ -25,8 +25,8 @@ from mpiddl.strategies.base import Combined, Replica, Step
 from mpiddl.strategies.synchronous.gradient_sum import GradientSum
 from mpiddl.transport.base import IN_PLACE
 from mpiddl.transport.comm import Comm
-from mpiddl.transport.verbs.transport import works
 from mpiddl.tuning.rule import RING_VERBS
+from mpiddl.tuning.verbs import works
 
 
 @dataclass(frozen=True)

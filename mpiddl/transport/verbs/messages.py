@@ -35,6 +35,9 @@ from mpiddl.transport.verbs.operations import Operation, Operations
 from mpiddl.transport.verbs.registrations import Registrations
 from mpiddl.transport.verbs.work_requests import Completion, Device, Kind, Memory
 
+EAGER_BYTES = 8 << 10
+"""As long as `mpiddl tune` has not measured it."""
+
 
 class Messages:
     """The messages of one device.
@@ -57,7 +60,7 @@ class Messages:
         The largest number of a group that was given; see `mpiddl.transport.verbs.transport`.
     """
 
-    def __init__(self, device: Device, eager_bytes: int = 8192, writes: bool = False):
+    def __init__(self, device: Device, eager_bytes: int = EAGER_BYTES, writes: bool = False):
         if device.receives < 4:
             raise UsageError(f"receives: got {device.receives} for each peer, expected 4 or more")
         self.device, self.eager_bytes, self._writes = device, eager_bytes, writes

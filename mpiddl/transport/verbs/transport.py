@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from mpiddl.errors import TransportError
-from mpiddl.transport.agree import tried
 from mpiddl.transport.base import ANY_SOURCE, Collectives, Envelope, Op, Request, Transport
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.verbs.device import DEPTH, VerbsDevice
-from mpiddl.transport.verbs.messages import Messages
+from mpiddl.transport.verbs.messages import EAGER_BYTES, Messages
 
 DEVICE = "MPIDDL_VERBS"
 """The environment variable that names the device, as `mpiddl.transport.verbs.ports.parse` takes it; "off" for none."""
@@ -118,7 +117,12 @@ class VerbsComm(Comm):
                 messages.close()
 
 
-def connect(comm: Comm, device: str = "", depth: int = 0, eager_bytes: int = 8192, writes: bool = False) -> VerbsComm:
+def usual_depth(size: int) -> int:
+    """Entries of each queue between so many ranks: so few that their buffers take less than 70 MB up to 1024 ranks."""
+    return min(DEPTH, max(LEAST_DEPTH, ENTRIES // size))
+
+
+def connect(comm: Comm, device: str = "", depth: int = 0, eager_bytes: int = EAGER_BYTES, writes: bool = False) -> VerbsComm:
     """The same ranks as ``comm``, whose messages go over verbs.
 
     Parameters
@@ -128,7 +132,7 @@ def connect(comm: Comm, device: str = "", depth: int = 0, eager_bytes: int = 819
     device : str
         DEVICE[:PORT[:GID-INDEX]]; by default the first port that is up.
     depth : int
-        Entries of each queue; 0: 64, and fewer for more than 64 ranks, so that buffers take less than 70 MB up to 1024 ranks.
+        Entries of each queue; 0: as `usual_depth`.
     eager_bytes, writes :
         See `Messages`.
 
@@ -143,22 +147,8 @@ def connect(comm: Comm, device: str = "", depth: int = 0, eager_bytes: int = 819
     """
     if not comm.processes:
         raise TransportError(f"verbs: got {comm.library()}, expected MPI ranks")
-    depth = depth or min(DEPTH, max(LEAST_DEPTH, ENTRIES // comm.size))
+    depth = depth or usual_depth(comm.size)
     messages = Messages(VerbsDevice(comm, device, depth), eager_bytes, writes)
     made = VerbsComm(VerbsTransport(comm, messages, 0, range(comm.size)), comm.started, ends_jobs=False)
     made.owns = True
     return made
-
-
-def over_verbs(comm: Comm) -> VerbsComm:
-    """The same ranks over verbs, kept with ``comm``. Collective at the first call; errors are those of `connect`."""
-    found: VerbsComm = comm.kept("verbs", lambda: connect(comm.Create(range(comm.size)), os.environ.get(DEVICE, "")))
-    return found
-
-
-def works(comm: Comm, aloud: bool = True) -> bool:
-    """Whether verbs work between the ranks of ``comm``; if not, rank 0 prints a warning once, if ``aloud``.
-
-    Collective at the first call.
-    """
-    return tried(comm, "verbs", lambda: over_verbs(comm), aloud)

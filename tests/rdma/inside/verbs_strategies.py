@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import mpiddl
+from mpiddl.bench import communicator as bench
 from mpiddl.collectives.buckets import Buckets
 from mpiddl.strategies.synchronous import auto
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.transport.verbs.device import VerbsDevice
-from mpiddl.tuning import Choice
+from mpiddl.tuning import Choice, Place
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.limit(200)]
 
@@ -67,6 +68,11 @@ def test_buckets_are_sums(link):
         size = link.size
         np.testing.assert_array_equal(buckets.result, np.arange(100_003) * size * (size + 1) / 2 + size * turn)
     buckets.Free()
+
+
+def test_tune_measures_messages(link):
+    found = bench._message(link, Place("cluster", "processor", "library", "1+1"), 0.0)
+    assert found.sizes == bench.MESSAGES and found.seconds.keys() == {"library", "eager-verbs", "rendezvous-verbs"}
 
 
 @pytest.mark.parametrize("rule", ["asgd", "dc-asgd-a", "ddc-asgd"])

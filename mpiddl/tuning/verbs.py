@@ -1,0 +1,61 @@
+"""The ranks of a communicator over verbs: opened once, with the threshold that `mpiddl tune` has found."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+from mpiddl.errors import MpiddlError
+from mpiddl.transport.agree import tried
+from mpiddl.transport.comm import Comm
+from mpiddl.transport.verbs.messages import EAGER_BYTES
+from mpiddl.transport.verbs.transport import DEVICE, VerbsComm, connect, usual_depth
+from mpiddl.tuning.place import cluster_name, processor_name, table_path
+from mpiddl.tuning.rule import EAGER, MESSAGE, RENDEZVOUS
+from mpiddl.tuning.table import read_table
+
+BUFFERS_BYTES = 64 << 20
+"""Of a rank, at most, if a table asks for more than `EAGER_BYTES`."""
+
+
+def over_verbs(comm: Comm) -> VerbsComm:
+    """The same ranks over verbs, kept with ``comm``. Collective at the first call; errors are those of `connect`."""
+
+    def opened() -> VerbsComm:
+        return connect(comm.Create(range(comm.size)), os.environ.get(DEVICE, ""), eager_bytes=eager_bytes(comm, os.environ))
+
+    found: VerbsComm = comm.kept("verbs", opened)
+    return found
+
+
+def works(comm: Comm, aloud: bool = True) -> bool:
+    """Whether verbs work between the ranks of ``comm``; if not, rank 0 prints a warning once, if ``aloud``.
+
+    Collective at the first call.
+    """
+    return tried(comm, "verbs", lambda: over_verbs(comm), aloud)
+
+
+def eager_bytes(comm: Comm, env: Mapping[str, str]) -> int:
+    """Up to this size a message is copied into a registered buffer: by the user's table, if it has messages of this cluster and
+    processor; else `EAGER_BYTES`.
+
+    Collective: what rank 0 finds counts.
+    """
+    found: int = comm.setup_allgather(_measured(env) if comm.rank == 0 else 0)[0]
+    return min(found, max(EAGER_BYTES, BUFFERS_BYTES // (2 * usual_depth(comm.size) * comm.size)))
+
+
+def _measured(env: Mapping[str, str]) -> int:
+    path, here = table_path(env), (cluster_name(env, socket.gethostname()), processor_name())
+    try:
+        entries = read_table(path).entries if path is not None and path.exists() else ()
+    except (MpiddlError, OSError):  # whoever chooses algorithms says so
+        return EAGER_BYTES
+    for entry in entries:
+        if entry.call == MESSAGE and entry.place[:2] == here and {EAGER, RENDEZVOUS} <= entry.seconds.keys():
+            both = zip(entry.sizes, entry.seconds[EAGER], entry.seconds[RENDEZVOUS], strict=True)
+            slower = [size for size, eager, rendezvous in both if eager > rendezvous]
+            return max((size for size in entry.sizes if not slower or size < slower[0]), default=0)
+    return EAGER_BYTES
