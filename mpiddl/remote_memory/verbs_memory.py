@@ -66,9 +66,12 @@ class VerbsMemory(RemoteMemory):
         if prepared is None:
             return super().signal(rank, flag, number)
         request, word = prepared
-        with self.messages.operations.lock:
+        operations = self.messages.operations
+        with operations.lock:
             word[0] = whole_number("number", number)
-            if self.messages.operations.post_again(rank, request):
+            if operations.post_again(rank, request):
+                if operations.queues[rank].signal == operations.queues[rank].posted:
+                    operations.progress()  # the queue is emptied before it is full
                 return OVER
         return super().signal(rank, flag, number)
 

@@ -35,7 +35,7 @@ def settle(network, made, operations, most=200_000):
     raise AssertionError("it does not end")
 
 
-SIZES = [0, 1, 64 - HEADER.itemsize - 1, 64 - HEADER.itemsize, 64 - HEADER.itemsize + 1, EAGER - 1, EAGER, EAGER + 1, 5000]
+SIZES = [0, 1, 64 - HEADER.size - 1, 64 - HEADER.size, 64 - HEADER.size + 1, EAGER - 1, EAGER, EAGER + 1, 5000]
 
 
 @pytest.mark.parametrize("writes", [False, True])

@@ -77,6 +77,7 @@ class VerbsDevice(Device):
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
         self._pairs: dict[int, Any] = {}
         self._regions: dict[tuple[int, int], Any] = {}
+        self._receives: dict[tuple[int, int], tuple[Any, Memory]] = {}  # prepared, and for which memory
         self._opened: list[Any] = []
         _open.add(self)
         try:
@@ -92,9 +93,11 @@ class VerbsDevice(Device):
     def _open(self, depth: int) -> None:
         verbs = self._verbs = load()
         self._enums = enums = verbs.enums
-        self._inline_only = enums.IBV_SEND_INLINE
-        self._inline_signalled = enums.IBV_SEND_INLINE | enums.IBV_SEND_SIGNALED
-        self._opcodes = {kind: getattr(enums, name) for kind, name in OPCODES.items()}
+        # As plain numbers: an operation of two enums takes as long as a short message.
+        self._inline, self._signalled = int(enums.IBV_SEND_INLINE), int(enums.IBV_SEND_SIGNALED)
+        self._success, self._received = int(enums.IBV_WC_SUCCESS), int(enums.IBV_WC_RECV)
+        self._with_immediate = int(enums.IBV_WC_WITH_IMM)
+        self._opcodes = {kind: int(getattr(enums, name)) for kind, name in OPCODES.items()}
         try:
             context = self._keep(verbs.device.Context(name=self.port.device))
             self._copies_on_fork = copies_on_fork()
@@ -200,13 +203,13 @@ class VerbsDevice(Device):
     def post_again(self, peer: int, prepared: Any, number: int, signalled: bool) -> None:
         kind, entry = prepared
         entry.wr_id = number
-        entry.send_flags = self._inline_signalled if signalled else self._inline_only
+        entry.send_flags = self._inline + self._signalled * signalled
         self._hand_over(peer, kind, entry)
 
     def _made(self, request: WorkRequest) -> Any:
         """As pyverbs wants it."""
-        enums, wr = self._enums, self._verbs.wr
-        flags = enums.IBV_SEND_SIGNALED * request.signalled | enums.IBV_SEND_INLINE * request.inline
+        wr = self._verbs.wr
+        flags = self._signalled * request.signalled + self._inline * request.inline
         entry = wr.SendWR(wr_id=request.number, opcode=self._opcodes[request.kind], num_sge=1, sg=[wr.SGE(*request.local)],
                           imm_data=request.immediate, send_flags=flags)
         if request.kind in (Kind.FETCH_ADD, Kind.COMPARE_SWAP):
@@ -223,9 +226,13 @@ class VerbsDevice(Device):
             raise TransportError(f"verbs: {kind.value} to rank {peer} cannot be posted: {error}") from None
 
     def post_receive(self, peer: int, number: int, memory: Memory) -> None:
-        wr = self._verbs.wr
+        entry, known = self._receives.get((peer, number), (None, None))
+        if known != memory:
+            wr = self._verbs.wr
+            entry = wr.RecvWR(wr_id=number, num_sge=1, sg=[wr.SGE(*memory)])
+            self._receives[peer, number] = entry, memory
         try:
-            self._pairs[peer].post_recv(wr.RecvWR(wr_id=number, num_sge=1, sg=[wr.SGE(*memory)]))
+            self._pairs[peer].post_recv(entry)
         except self._verbs.error as error:
             raise TransportError(f"verbs: a receive from rank {peer} cannot be posted: {error}") from None
 
@@ -234,13 +241,13 @@ class VerbsDevice(Device):
         return [self._completion(each) for each in found] if count else []
 
     def _completion(self, found: Any) -> Completion:
-        peer, enums = self._peers[found.qp_num], self._enums
-        if found.status != enums.IBV_WC_SUCCESS:
-            status = next((name for name in dir(enums) if name.startswith("IBV_WC_") and name.endswith("_ERR")
-                           and getattr(enums, name) == found.status), f"status {found.status}")
-            return Completion(peer, found.wr_id, False, status)
-        received = bool(found.opcode & enums.IBV_WC_RECV)
-        immediate = found.imm_data & 0xFFFFFFFF if received and found.wc_flags & enums.IBV_WC_WITH_IMM else None
+        peer, enums, status = self._peers[found.qp_num], self._enums, int(found.status)
+        if status != self._success:
+            name = next((name for name in dir(enums) if name.startswith("IBV_WC_") and name.endswith("_ERR")
+                         and getattr(enums, name) == status), f"status {status}")
+            return Completion(peer, found.wr_id, False, name)
+        received = bool(int(found.opcode) & self._received)
+        immediate = found.imm_data & 0xFFFFFFFF if received and int(found.wc_flags) & self._with_immediate else None
         return Completion(peer, found.wr_id, received, "", found.byte_len if received else 0, immediate)
 
     def leave_to_parent(self) -> None:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +18,9 @@ from mpiddl.transport.verbs.work_requests import Memory
 IMMEDIATE = 0xFFFFFFFF
 """The bits of a transfer's number that a write carries with it."""
 
-HEADER = np.dtype([("kind", np.int32), ("credits", np.int32), ("group", np.int32), ("tag", np.int32), ("number", np.int64),
-                   ("nbytes", np.int64), ("address", np.uint64), ("key", np.uint64)])
-"""Of each message. ``number``: of the transfer, chosen by its sender; ``address``, ``key``: of a rendezvous."""
+HEADER = Struct("=4i2q2Q")
+"""Of each message: form, credits, group, tag, number of the transfer (its sender chooses it), bytes; address and key of a
+rendezvous."""
 
 
 class Form(IntEnum):

@@ -33,10 +33,16 @@ from mpiddl.transport.base import ANY_SOURCE, Envelope
 from mpiddl.transport.verbs.message_state import HEADER, IMMEDIATE, Arrival, Entry, Form, Peer, Receive
 from mpiddl.transport.verbs.operations import Operation, Operations
 from mpiddl.transport.verbs.registrations import Registrations
-from mpiddl.transport.verbs.work_requests import Completion, Device, Kind, Memory
+from mpiddl.transport.verbs.work_requests import Completion, Device, Kind, Memory, WorkRequest
 
 EAGER_BYTES = 8 << 10
 """As long as `mpiddl tune` has not measured it."""
+
+NOTHING_ELSE = (0,) * 6
+"""In the header of a message that only gives credits back."""
+
+MOST_PREPARED = 4096
+"""Prepared work requests that are kept."""
 
 
 class Messages:
@@ -68,12 +74,14 @@ class Messages:
         self.registrations = Registrations(device)
         self.modes = dict.fromkeys(("inline", "eager", "read", "write"), 0)
         self.copied = self.groups = 0
-        self._slot = HEADER.itemsize + eager_bytes
+        self._slot = HEADER.size + eager_bytes
         self._peers = {peer: Peer(device.receives) for peer in range(device.size) if peer != device.rank}
         shape = max(device.size, 1), device.receives, self._slot
         self._incoming, self._outgoing = (aligned_zeros(prod(shape), np.uint8).reshape(shape) for _ in range(2))
         self._coming, self._going = (self.registrations.register(buffers).local for buffers in (self._incoming, self._outgoing))
+        self._got, self._given = (buffers.reshape(-1).data for buffers in (self._incoming, self._outgoing))
         self._leaving: dict[tuple[int, int], Operation] = {}
+        self._prepared: dict[tuple[int, int, int], Any] = {}
         self._arrived: list[Arrival] = []
         self._posted: list[Receive] = []
         for peer in self._peers:
@@ -85,8 +93,9 @@ class Messages:
         found = self.operations.progress()
         if found:
             with self.operations.lock:
-                for peer in self._peers:
-                    self._flush(peer)  # buffers may be free again
+                for peer, state in self._peers.items():
+                    if state.urgent or state.waiting:
+                        self._flush(peer)  # buffers may be free again
         return found
 
     def send(self, array: np.ndarray, peer: int, group: int, tag: int) -> Operation:
@@ -106,7 +115,7 @@ class Messages:
             remote = None if data.size <= self.eager_bytes or self._writes else self.registrations.remote(data)  # it may fail
             state.numbers += 1
             if data.size <= self.eager_bytes:
-                self.modes["inline" if HEADER.itemsize + data.size <= self.device.inline else "eager"] += 1
+                self.modes["inline" if HEADER.size + data.size <= self.device.inline else "eager"] += 1
                 self._send(peer, Form.DATA, group, tag, state.numbers, data.size, data=data, operation=operation)
                 return operation
             state.sending[state.numbers] = operation, data
@@ -155,12 +164,11 @@ class Messages:
 
     def _send(self, peer: int, form: Form, group: int = 0, tag: int = 0, number: int = 0, nbytes: int = 0,
               memory: Memory | None = None, data: np.ndarray | None = None, operation: Operation | None = None) -> None:
-        header = np.zeros(1, HEADER)
         address, key = (memory.address, memory.key) if memory is not None else (0, 0)
-        header[0] = (form, 0, group, tag, number, nbytes, address, key)
         state = self._peers[peer]
         queue = state.waiting if form in (Form.DATA, Form.OFFER, Form.ASK) else state.urgent
-        queue.append(Entry(lambda: self._put(peer, header, data, operation), operation))
+        others = group, tag, number, nbytes, address, key
+        queue.append(Entry(lambda: self._put(peer, form, others, data, operation), operation))
         self._flush(peer)
 
     def _flush(self, peer: int) -> None:
@@ -173,27 +181,37 @@ class Messages:
             if queue and state.credits > 1:  # the last one is for giving credits back
                 queue.popleft().go()
             elif state.owed >= self.device.receives // 2 and state.credits:
-                header = np.zeros(1, HEADER)
-                header["kind"] = Form.CREDITS
-                self._put(peer, header, None, None)
+                self._put(peer, Form.CREDITS, NOTHING_ELSE)
             else:
                 return
 
-    def _put(self, peer: int, header: np.ndarray, data: np.ndarray | None, operation: Operation | None) -> None:
-        state = self._peers[peer]
-        header["credits"], state.owed = state.owed, 0
-        buffer, length = self._outgoing[peer, state.place], HEADER.itemsize
-        buffer[:length] = header.view(np.uint8)
-        if data is not None:
-            buffer[length : length + data.size] = data
+    def _put(self, peer: int, form: Form, others: tuple[int, ...], data: np.ndarray | None = None,
+             operation: Operation | None = None) -> None:
+        """Send a header, and the data behind it. ``others``: what the header has behind the credits."""
+        state, length = self._peers[peer], HEADER.size
+        place, at = state.place, self._at(peer, state.place)
+        HEADER.pack_into(self._given, at, form, state.owed, *others)
+        if data is not None and data.size:
+            self._given[at + length : at + length + data.size] = data.data
             self.copied += data.size
             length += data.size
-        state.credits -= 1
-        started = self.operations.start(peer, Kind.SEND, self._going.part(self._at(peer, state.place), length))
-        self._leaving[peer, state.place] = started
-        state.place = (state.place + 1) % self.device.receives
+        state.owed, state.credits, state.place = 0, state.credits - 1, (place + 1) % self.device.receives
+        failure = None
+        if length > self.device.inline or not self.operations.post_again(peer, self._inline(peer, place, length)):
+            self._leaving[peer, place] = started = self.operations.start(peer, Kind.SEND, self._going.part(at, length))
+            failure = started.failure
         if operation is not None:
-            operation.finish(started.failure)  # its bytes are copied
+            operation.finish(failure)  # its bytes are copied
+
+    def _inline(self, peer: int, place: int, length: int) -> Any:
+        """A prepared work request that sends so many bytes of this buffer."""
+        found = self._prepared.get((peer, place, length))
+        if found is None:
+            if len(self._prepared) >= MOST_PREPARED:
+                self._prepared.clear()
+            request = WorkRequest(0, Kind.SEND, self._going.part(self._at(peer, place), length), inline=True)
+            found = self._prepared[peer, place, length] = self.device.prepare(peer, request)
+        return found
 
     # Receiving
 
@@ -214,30 +232,30 @@ class Messages:
             state.owed += 1
             state.taking.pop(completion.immediate).finish()
         else:
-            buffer = self._incoming[peer, completion.number]
-            header = buffer[: HEADER.itemsize].view(HEADER)[0]
-            data = buffer[HEADER.itemsize : completion.nbytes]
-            state.credits += int(header["credits"])
-            self._handle(peer, state, header, data)
+            self._handle(peer, state, completion)
             self._post_receive(peer, completion.number)
             state.owed += 1
         self._flush(peer)
 
-    def _handle(self, peer: int, state: Peer, header: Any, data: np.ndarray) -> None:
-        form, number, nbytes = Form(int(header["kind"])), int(header["number"]), int(header["nbytes"])
-        memory = Memory(int(header["address"]), nbytes, int(header["key"]))
-        if form is Form.PLACE:
-            self._write(peer, state, number, memory)
+    def _handle(self, peer: int, state: Peer, completion: Completion) -> None:
+        at = self._at(peer, completion.number)
+        form, credits, group, tag, number, nbytes, address, key = HEADER.unpack_from(self._got, at)
+        state.credits += credits
+        if form == Form.DATA:
+            data = self._incoming[peer, completion.number, HEADER.size : completion.nbytes]
+            self._arrive(Arrival(peer, group, tag, number, nbytes, data))
+        elif form == Form.OFFER:
+            self._arrive(Arrival(peer, group, tag, number, nbytes, memory=Memory(address, nbytes, key)))
+        elif form == Form.ASK:
+            self._arrive(Arrival(peer, group, tag, number, nbytes))
+        elif form == Form.PLACE:
+            self._write(peer, state, number, Memory(address, nbytes, key))
         elif form in (Form.TAKEN, Form.REFUSED):
             operation, _ = state.sending.pop(number)
-            operation.finish(self._refusal(peer, operation) if form is Form.REFUSED else None)
-        elif form is Form.WITHDRAWN:
+            operation.finish(self._refusal(peer, operation) if form == Form.REFUSED else None)
+        elif form == Form.WITHDRAWN:
             operation = state.taking.pop(number & IMMEDIATE)
             operation.finish(self._refusal(peer, operation))
-        elif form is not Form.CREDITS:
-            its = memory if form is Form.OFFER else None
-            self._arrive(Arrival(peer, int(header["group"]), int(header["tag"]), number, nbytes,
-                                 data if form is Form.DATA else None, its))
 
     def _arrive(self, arrival: Arrival) -> None:
         """To the receive that was posted first, or kept."""

@@ -167,7 +167,6 @@ class Operations:
         queue.posted = number
         if signalled:
             queue.signal = number
-            self.progress()  # the queue is emptied before it is full
         return True
 
     def _fill(self, peer: int) -> None:

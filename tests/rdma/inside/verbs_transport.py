@@ -24,7 +24,7 @@ def verbs(link, request):
 
 
 def sizes(messages):
-    inline, eager = messages.device.inline - HEADER.itemsize, messages.eager_bytes
+    inline, eager = messages.device.inline - HEADER.size, messages.eager_bytes
     return [0, 1, inline - 1, inline, inline + 1, eager - 1, eager, eager + 1, 1 << 20, (16 << 20) + 3]
 
 
