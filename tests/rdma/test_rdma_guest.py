@@ -25,7 +25,9 @@ for ranks in 2 3; do
         -q -p no:cacheprovider --color no --record /job/outcomes-$ranks || failed=1
 done
 for wait in message flag; do
-    mpiexec --with-ft ulfm -n 2 python tests/rdma/inside/death.py $wait | tee /dev/stderr | grep -q "noticed True: .*rank 1" || failed=1
+    said=$(mpiexec --with-ft ulfm -n 2 python tests/rdma/inside/death.py $wait)
+    echo "rank 1 was killed, rank 0 waited for a $wait: $said"
+    grep -q "noticed True: .*rank 1" <<< "$said" || failed=1
 done
 python -m pytest -q -p no:cacheprovider --color no tests/rdma/inside/verbs_port.py || failed=1
 exit $failed
