@@ -268,6 +268,10 @@ class Strategy:
         """Return in words where the array of `memory` lies. Called after it, on every rank."""
         return PRIVATE
 
+    def served_from(self, comm: Comm, state: Any, replica: Replica) -> str:
+        """Return in words where servers keep the parameters, or "" without servers. Called on every rank, between two steps."""
+        return ""
+
     def warm(self, size: int, dtype: np.dtype) -> None:
         """Compile the kernels that this strategy calls on ``size`` ranks, or load them from the cache. No communication."""
 

@@ -76,6 +76,10 @@ class Chain(Strategy):
     def placed(self, comm: Comm, size: int, dtype: np.dtype) -> str:
         return self.members[0].placed(comm, size, dtype)
 
+    def served_from(self, comm: Comm, state: Any, replica: Replica) -> str:
+        return "; ".join(filter(None, (member.served_from(comm, its, replica)
+                                       for member, its in zip(self.members, state, strict=True))))
+
     def warm(self, size: int, dtype: np.dtype) -> None:
         for member in self.members:
             member.warm(size, dtype)

@@ -72,9 +72,10 @@ def plan(link: Comm, request: Request) -> MemoryPlan:
         origins = {}
         if link.rank == first and parts:
             origins = trace(lambda views: gradient.compute(state.params, parts[0], views), gradient.buffer)
+        served = session.strategy.served_from(link, state.strategy, state.replica)
         session.strategy.finish(link, state.strategy, state.replica)
-        found = MemoryPlan(describe(session.strategy), list(_rows(session, origins, placed, times[first])), times[first],
-                           list(_advice(origins)))
+        found = MemoryPlan(describe(session.strategy), list(_rows(session, origins, placed, served, times[first])),
+                           times[first], list(_advice(origins)))
     return control.bcast(found, first)
 
 
@@ -94,7 +95,7 @@ def crossing(strategy: Strategy) -> tuple[str, ...]:
     return ("gradient",) * gradient + ("parameters",) * parameters
 
 
-def _rows(session: Session, origins: dict[str, Origin], placed: str, times: int) -> Iterator[Row]:
+def _rows(session: Session, origins: dict[str, Origin], placed: str, served: str, times: int) -> Iterator[Row]:
     itemsize = np.dtype(session.job.dtype).itemsize
     crosses = crossing(session.strategy)
     for name, origin in origins.items():
@@ -104,7 +105,8 @@ def _rows(session: Session, origins: dict[str, Origin], placed: str, times: int)
             saved = None if placed == PRIVATE or not origin.written else max(0, IN_MESSAGES - copies)
             yield Row(name, nbytes, "gradient", _made(origin), placed, copies, saved)
         if "parameters" in crosses:
-            yield Row(name, nbytes, "parameters", "the update", PRIVATE, 0, None)
+            made = "the update by a server" if served else "the update"
+            yield Row(name, nbytes, "parameters", made, served or PRIVATE, 0, None)
 
 
 def _made(origin: Origin) -> str:

@@ -56,6 +56,15 @@ def test_our_network_copies_nothing():
     assert not found.advice and "The model copies 0 bytes in each step." in text_of(found)
 
 
+@pytest.mark.parametrize(("strategy", "made", "placed"), [
+    ("asgd:communication=two-sided", "the update by a server", "memory of the servers"),
+    ("gossip", "the update", "memory of the rank"),
+])
+def test_parameters_that_cross(strategy, made, placed):
+    found = {(row.made, row.placed) for row in planned(strategy, nodes=(0, 1, 2)).rows if row.crosses == "parameters"}
+    assert found == {(made, placed)}
+
+
 def test_a_model_of_the_users_own(tmp_path, monkeypatch):
     (tmp_path / "planned_nets.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)

@@ -116,13 +116,18 @@ class MemoryLines:
     limit_s : float, optional
         Seconds after which a worker gives up.
 
+    Attributes
+    ----------
+    direct : bool
+        Workers read shards themselves.
+
     Communication
     -------------
     Making it and freeing it is collective.
     """
 
     def __init__(self, comm: Comm, layout: Layout, segment: np.ndarray, shared: bool, kind: str, limit_s: float = inf):
-        self._comm, self._layout, self._limit_s = comm.Dup(), layout, limit_s
+        self._comm, self._layout, self._limit_s, self.direct = comm.Dup(), layout, limit_s, shared
         self._memory = allocate(comm, layout.nbytes(comm.rank), layout.flags, kind)
         self._shards = expose(comm, segment.view(np.int64), kind) if shared else None
         self.meters = [Meter()]

@@ -115,6 +115,9 @@ class OneSided(Strategy):
         version = state["pulled"][0]
         return found, state["seen"] + version // (comm.size if self.rule.own_moments else 1)
 
+    def served_from(self, comm: Comm, state: Any, replica: Replica) -> str:
+        return self._store(comm, state, replica).placed
+
     def figures(self, comm: Comm, state: Any, replica: Replica) -> dict[str, Any]:
         return {"staleness": staleness(state["delays"])}
 

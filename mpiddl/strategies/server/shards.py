@@ -78,6 +78,12 @@ class Store:
         self.order = sorted(turns, key=lambda number: number not in lines)
         comm.Barrier()
 
+    @property
+    def placed(self) -> str:
+        """In words, where the shards lie."""
+        direct = isinstance(self._lines, MemoryLines) and self._lines.direct
+        return "shared memory of the servers' nodes" + ", registered for verbs" * direct
+
     def saved(self) -> dict[str, Any] | None:
         """The part that this rank serves, as views, for the state of a strategy."""
         if self._mine < 0:

@@ -65,6 +65,9 @@ class TwoSided(Strategy):
             return Placement((), serves=workers)
         return Placement(rank_shards(shards, workers, rank), endless=True)
 
+    def served_from(self, comm: Comm, state: Any, replica: Replica) -> str:
+        return "memory of the servers"
+
     def init(self, comm: Comm, replica: Replica) -> Any:
         workers = comm.size - self.rule.serving
         self.rule.check_size(replica.params.size)

@@ -9,6 +9,8 @@ import mpiddl
 from mpiddl.bench import communicator as bench
 from mpiddl.collectives.buckets import Buckets
 from mpiddl.strategies.synchronous import auto
+from mpiddl.training.memory_plan import plan
+from mpiddl.training.request import Request
 from mpiddl.transport.mpi import MpiComm
 from mpiddl.transport.verbs.device import VerbsDevice
 from mpiddl.tuning import Choice, Place
@@ -73,6 +75,14 @@ def test_buckets_are_sums(link):
 def test_tune_measures_messages(link):
     found = bench._message(link, Place("cluster", "processor", "library", "1+1"), 0.0)
     assert found.sizes == bench.MESSAGES and found.seconds.keys() == {"library", "eager-verbs", "rendezvous-verbs"}
+
+
+@pytest.mark.parametrize(("rule", "direct"), [("asgd", True), ("dc-asgd-a", False)])
+def test_plan_memory_tells_where_servers_keep_parameters(link, rule, direct):
+    settings = {"data": "digits", "batch": 60, "strategy": f"{rule}:communication=one-sided"}
+    found = plan(link, Request(quiet=True, settings=settings))
+    placed = {row.placed for row in found.rows if row.crosses == "parameters"}
+    assert placed == {"shared memory of the servers' nodes" + ", registered for verbs" * direct}
 
 
 @pytest.mark.parametrize("rule", ["asgd", "dc-asgd-a", "ddc-asgd"])
