@@ -170,6 +170,8 @@ class RemoteMemory(ABC):
 
 def whole_number(name: str, value: int) -> int:
     """A whole number that fits into 8 bytes."""
+    if type(value) is int and -MOST - 1 <= value <= MOST:  # the usual case, in a tenth of a microsecond
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -MOST - 1 <= value <= MOST:
         raise UsageError(f"{name}: got {value!r}, expected a whole number from -2^63 to 2^63 - 1")
     return int(value)
@@ -182,7 +184,7 @@ def _bytes_of(name: str, array: np.ndarray) -> np.ndarray:
         raise ShapeError(f"{name}: got {got}, expected a numpy array of numbers")
     if not array.flags.c_contiguous:
         raise ShapeError(f"{name}: got an array that is not contiguous, expected a contiguous one")
-    return array.reshape(-1).view(np.uint8)
+    return array if array.ndim == 1 and array.dtype == np.uint8 else array.reshape(-1).view(np.uint8)
 
 
 class Awaited:
