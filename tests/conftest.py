@@ -30,7 +30,7 @@ HEADROOM_S = 30.0
 OF_MPI = {"comm", "link"}
 
 # By these it starts others.
-STARTING = {"command", "mpirun", "namespaces"}
+STARTING = {"command", "mpirun", "namespaces", "guest_environment"}
 
 # `make test`, `make test-more`, both.
 TIERS = ("test", "more", "all")
@@ -83,8 +83,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = {item: _is_chosen(item, config.option) for item in items}
     if config.option.in_process:  # with another Python: to that, the cases are alike
         first = {item.nodeid.partition("[")[0]: item for item in reversed(items) if chosen[item]}
-        tier = {item: "test" if first.get(item.nodeid.partition("[")[0]) is item else "more" for item in items}
-        chosen = {item: chosen[item] and config.option.tier in (tier[item], "all") for item in items}
+        tier = {item: "more" if item.get_closest_marker("more") else "test" for item in first.values()}
+        chosen = {item: chosen[item] and config.option.tier in (tier.get(item, "more"), "all") for item in items}
     if not all(chosen.values()):
         config.hook.pytest_deselected(items=[item for item in items if not chosen[item]])
         items[:] = [item for item in items if chosen[item]]

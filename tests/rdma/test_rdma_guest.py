@@ -34,23 +34,28 @@ exit $failed
 """
 
 
+@pytest.fixture
+def guest_environment():
+    """The virtual environment for the guest, whose system is made if it is not there; skips where it cannot run."""
+    try:
+        guest.build()
+        return guest.environment()
+    except guest.CannotRunError as error:
+        pytest.skip(f"no guest: {error}")
+
+
 @pytest.mark.more
 @pytest.mark.no_mpi
 @pytest.mark.limit(LIMIT_S + 400)
-def test_verbs_in_the_guest():
-    try:
-        guest.build()
-        environment = guest.environment()
-    except guest.CannotRunError as error:
-        pytest.skip(f"no guest: {error}")
-    job = guest.prepared(environment)
+def test_verbs_in_the_guest(guest_environment):
+    job = guest.prepared(guest_environment)
     for old in (*job.glob("coverage*"), *job.glob("outcomes-*")):
         old.unlink()
-    status, said = guest.boot(job, environment, SCRIPT, LIMIT_S)
+    status, said = guest.boot(job, guest_environment, SCRIPT, LIMIT_S)
     print(said)
     assert status == 0, said
     outcomes = [json.loads(line)[0] for ranks in (2, 3) for line in (job / f"outcomes-{ranks}").read_text().splitlines()]
     assert outcomes.count("passed") > 60
-    coverage, env = [environment / "bin/python", "-m", "coverage"], {**os.environ, "COVERAGE_FILE": str(job / "coverage")}
+    coverage, env = [guest_environment / "bin/python", "-m", "coverage"], {**os.environ, "COVERAGE_FILE": str(job / "coverage")}
     subprocess.run([*coverage, "combine", "-q", *map(str, job.glob("coverage.*"))], check=True, env=env, cwd=guest.PROJECT)
     subprocess.run([*coverage, "report"], check=True, env=env, cwd=guest.PROJECT)
