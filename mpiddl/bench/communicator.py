@@ -113,12 +113,9 @@ def tune(env: Any, path: Path, calls: Sequence[str], sizes: Sequence[int] = TUNE
         for call in calls:
             messages = call == MESSAGE
             found = _message(link, place, seconds) if messages else _entry(link, place, call, _sizes(call, sizes), seconds)
-            if found is None:
-                continue
-            entries.append(found)
+            entries += [] if found is None else [found]
             if tell is not None and link.rank == 0:
-                tell(f"{call}: " + ", ".join(f"{size_text(size)} {best}" for size, best in
-                                             zip(entries[-1].sizes, entries[-1].best, strict=True)))
+                tell(f"{call}: {_best_of(found)}")
         table = Table()
         with agreed(link):
             if link.rank == 0:
@@ -126,11 +123,18 @@ def tune(env: Any, path: Path, calls: Sequence[str], sizes: Sequence[int] = TUNE
         return None if link.rank else table
 
 
+def _best_of(entry: Entry | None) -> str:
+    """In words, what is the fastest at each size."""
+    if entry is None:
+        return "not measured, because no RDMA verbs connect these ranks"
+    return ", ".join(f"{size_text(size)} {best}" for size, best in zip(entry.sizes, entry.best, strict=True))
+
+
 def describe(env: Any, path: Path | None, calls: Sequence[str], sizes: Sequence[int]) -> str:
     """What is chosen here for every call and size, and why; on rank 0, elsewhere nothing. Collective over ``COMM_WORLD``."""
     with world(env) as link:
         choice, rank = chooser(link, env, path), link.rank
-        copied = eager_bytes(link, env)
+        copied = eager_bytes(link, env, path)
     lines = [f"{' ' * 8}{field}: {value}" for field, value in choice.place._asdict().items()]
     if MESSAGE in calls:
         lines += [f"messages over verbs, if they work: up to {size_text(copied)} are copied into a registered buffer"]

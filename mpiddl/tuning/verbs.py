@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from mpiddl.errors import MpiddlError
 from mpiddl.transport.agree import tried
@@ -23,7 +24,8 @@ def over_verbs(comm: Comm) -> VerbsComm:
     """The same ranks over verbs, kept with ``comm``. Collective at the first call; errors are those of `connect`."""
 
     def opened() -> VerbsComm:
-        return connect(comm.Create(range(comm.size)), os.environ.get(DEVICE, ""), eager_bytes=eager_bytes(comm, os.environ))
+        copied = eager_bytes(comm, os.environ, table_path(os.environ))
+        return connect(comm.Create(range(comm.size)), os.environ.get(DEVICE, ""), eager_bytes=copied)
 
     found: VerbsComm = comm.kept("verbs", opened)
     return found
@@ -37,20 +39,20 @@ def works(comm: Comm, aloud: bool = True) -> bool:
     return tried(comm, "verbs", lambda: over_verbs(comm), aloud)
 
 
-def eager_bytes(comm: Comm, env: Mapping[str, str]) -> int:
-    """Up to this size a message is copied into a registered buffer: by the user's table, if it has messages of this cluster and
+def eager_bytes(comm: Comm, env: Mapping[str, str], table: Path | None) -> int:
+    """Up to this size a message is copied into a registered buffer: by the ``table``, if it has messages of this cluster and
     processor; else `EAGER_BYTES`.
 
     Collective: what rank 0 finds counts.
     """
-    found: int = comm.setup_allgather(_measured(env) if comm.rank == 0 else 0)[0]
+    found: int = comm.setup_allgather(_measured(env, table) if comm.rank == 0 else 0)[0]
     return min(found, max(EAGER_BYTES, BUFFERS_BYTES // (2 * usual_depth(comm.size) * comm.size)))
 
 
-def _measured(env: Mapping[str, str]) -> int:
-    path, here = table_path(env), (cluster_name(env, socket.gethostname()), processor_name())
+def _measured(env: Mapping[str, str], table: Path | None) -> int:
+    here = cluster_name(env, socket.gethostname()), processor_name()
     try:
-        entries = read_table(path).entries if path is not None and path.exists() else ()
+        entries = read_table(table).entries if table is not None and table.exists() else ()
     except (MpiddlError, OSError):  # whoever chooses algorithms says so
         return EAGER_BYTES
     for entry in entries:

@@ -304,13 +304,13 @@ def test_messages_are_copied_up_to_the_size_that_was_measured(tmp_path, monkeypa
     path, slow, fast = tmp_path / "tune.toml", {"library": (1.0, 1.0, 1.0)}, {"eager-verbs": (1e-6,) * 3}
     elsewhere = entry("message", HERE._replace(cluster="x"), **slow, **fast, **{"rendezvous-verbs": (2e-6,) * 3})
     write_table(path, Table((elsewhere, entry("message", HERE._replace(ranks="1+1"), **slow, **seconds))))
-    assert virtual.run(2, lambda comm: verbs.eager_bytes(comm, {"MPIDDL_TUNE": str(path)})) == [wanted] * 2
+    assert virtual.run(2, lambda comm: verbs.eager_bytes(comm, {}, path)) == [wanted] * 2
     path.write_text("my notes")
-    assert virtual.run(2, lambda comm: verbs.eager_bytes(comm, {"MPIDDL_TUNE": str(path)})) == [8192] * 2
+    assert virtual.run(2, lambda comm: verbs.eager_bytes(comm, {}, path)) == [8192] * 2
 
 
 def test_a_table_does_not_fill_the_memory_with_buffers(tmp_path, monkeypatch):
-    monkeypatch.setattr(verbs, "_measured", lambda env: 1 << 20)
+    monkeypatch.setattr(verbs, "_measured", lambda env, table: 1 << 20)
     for size in (2, 5):
-        found = set(virtual.run(size, lambda comm: verbs.eager_bytes(comm, {})))
+        found = set(virtual.run(size, lambda comm: verbs.eager_bytes(comm, {}, None)))
         assert found == {verbs.BUFFERS_BYTES // (2 * 64 * size)}
