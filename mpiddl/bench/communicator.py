@@ -25,7 +25,7 @@ import numpy as np
 from mpiddl.bench.collectives import best_library, check_memory, size_text
 from mpiddl.bench.rivals import rivals
 from mpiddl.collectives.multicast import works
-from mpiddl.errors import MpiddlError
+from mpiddl.errors import MpiddlError, TransportError
 from mpiddl.node.process_memory import readable
 from mpiddl.node.topology import neighbours
 from mpiddl.study.interleaved import Contender, quantiles, take_turns
@@ -33,11 +33,11 @@ from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import Op
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.mpi import Intracomm, MpiComm, world
-from mpiddl.transport.verbs.transport import DEVICE, connect
+from mpiddl.transport.verbs.transport import DEVICE, LEAST_DEPTH, connect
 from mpiddl.tuning import Entry, Place, Table, add_to_table, check_table, chooser
 from mpiddl.tuning.place import place_of
 from mpiddl.tuning.rule import CANDIDATES, EAGER, LIBRARY, MESSAGE, RENDEZVOUS, UNFUSED, candidates
-from mpiddl.tuning.verbs import eager_bytes
+from mpiddl.tuning.verbs import BUFFERS_BYTES, eager_bytes
 from mpiddl.tuning.verbs import works as verbs_work
 
 if TYPE_CHECKING:
@@ -163,8 +163,11 @@ def _message(link: MpiComm, place: Place, seconds: float) -> Entry | None:
     nodes = neighbours(link)
     if len(nodes.topology.nodes) == 1 or not verbs_work(nodes.ring, aloud=False):
         return None
-    library = nodes.ring.Create(range(link.size))
-    verbs = connect(library, os.environ.get(DEVICE, ""), eager_bytes=MESSAGES[-1])
+    library, depth = nodes.ring.Create(range(link.size)), BUFFERS_BYTES // (2 * MESSAGES[-1] * link.size)
+    try:
+        verbs = connect(library, os.environ.get(DEVICE, ""), max(depth, LEAST_DEPTH), eager_bytes=MESSAGES[-1])
+    except TransportError:  # so much memory cannot be locked
+        return None
     found: dict[str, list[float]] = {}
     for size in MESSAGES:
         sent, got = np.zeros(size, np.uint8), np.zeros(size, np.uint8)

@@ -24,6 +24,9 @@ from mpiddl.transport.verbs.work_requests import Kind, Memory, WorkRequest
 
 OVER = Over()
 
+FOUND = 512
+"""Words for the results of atomic operations that are registered together."""
+
 
 class VerbsMemory(RemoteMemory):
     """See `RemoteMemory`.
@@ -39,9 +42,10 @@ class VerbsMemory(RemoteMemory):
         self.messages = comm.messages
         self._lay(aligned_zeros(self._words_of(nbytes), np.int64) if own is None else own)
         with agreed(comm):
-            mine = self.messages.registrations.remote(self._own)
+            mine = self.messages.registrations.hold(self._own)
         self._regions: list[Memory] = comm.setup_allgather(mine)
         self._prepared: dict[tuple[int, int], tuple[Any, np.ndarray]] = {}
+        self._found, self._next = np.empty(0, np.int64), 0
 
     def _write(self, rank: int, begin: int, data: np.ndarray) -> Request:
         return self._start(rank, Kind.WRITE, data, WORD * self._front + begin)
@@ -56,7 +60,10 @@ class VerbsMemory(RemoteMemory):
         return self._change(rank, begin, Kind.COMPARE_SWAP, expected, value)
 
     def _change(self, rank: int, begin: int, kind: Kind, *values: int) -> Fetched:
-        found = aligned_zeros(1, np.int64)
+        if self._next == self._found.size:  # the words that are in use keep their array alive
+            self._found, self._next = aligned_zeros(FOUND, np.int64), 0
+        self._next += 1
+        found = self._found[self._next - 1 : self._next]
         first, second = (value % 2**64 for value in values)
         return FetchedWord(self._start(rank, kind, found.view(np.uint8), WORD * self._front + begin, (first, second)), found)
 
@@ -67,6 +74,7 @@ class VerbsMemory(RemoteMemory):
             return super().signal(rank, flag, number)
         request, word = prepared
         operations = self.messages.operations
+        self.messages.device.check_process()
         with operations.lock:
             word[0] = whole_number("number", number)
             if operations.post_again(rank, request):
@@ -105,10 +113,13 @@ class VerbsMemory(RemoteMemory):
 
     def Free(self) -> None:
         if not self.freed:
+            self.messages.operations.drain()  # nobody writes to memory that its rank has given back
             self.freed = True
+            for prepared, _ in self._prepared.values():
+                self.messages.device.release(prepared)
             self._prepared.clear()
             self.comm.Barrier()
-            self.messages.registrations.forget(self._own)
+            self.messages.registrations.release(self._own)
 
 
 class FetchedWord:

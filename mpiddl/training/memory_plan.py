@@ -105,7 +105,7 @@ def _rows(session: Session, origins: dict[str, Origin], placed: str, served: str
             saved = None if placed == PRIVATE or not origin.written else max(0, IN_MESSAGES - copies)
             yield Row(name, nbytes, "gradient", _made(origin), placed, copies, saved)
         if "parameters" in crosses:
-            made = "the update by a server" if served else "the update"
+            made = "the rule of the servers" if served else "the update"
             yield Row(name, nbytes, "parameters", made, served or PRIVATE, 0, None)
 
 

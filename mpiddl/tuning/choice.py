@@ -80,7 +80,8 @@ class Chooser:
         """The same as `algorithm`, with reasons."""
         name, entry = self.algorithm(call, nbytes), self._entries[call]
         if entry is None:
-            return Choice(name, f"{self.source}, {self.topology}")
+            measured = any(self._entries.values())
+            return Choice(name, f"{'the built-in rule: it was not measured' if measured else self.source}, {self.topology}")
         line, known = fit(entry.sizes, entry.seconds[name]), entry.sizes[0] <= nbytes <= entry.sizes[-1]
         return Choice(name, self.source, between(entry, name, nbytes) if known else None, line(nbytes))
 
@@ -221,10 +222,11 @@ def _read(path: Path | None, place: Place, asked_for: bool) -> tuple[Table, str,
         return Table(), f"the built-in rule (table {path}: {error.strerror})", True
     except Exception as error:  # whatever it is, the other ranks wait for an answer
         return Table(), f"the built-in rule (table {path}: {type(error).__name__})", True
-    if any(entry.place == place for entry in table.entries):
+    if any(entry.place == place and entry.call in rule.CANDIDATES for entry in table.entries):
         return table, f"measured, {path}", False
     nearest = table.nearest(place)
-    of = f"has {place.differs(nearest)}" if nearest else "is empty"
+    differs = place.differs(nearest) if nearest else ""
+    of = f"has {differs}" if differs else "tells of messages only" if nearest else "is empty"
     return Table(), f"the built-in rule (table {path} {of}: mpiddl tune adds this place)", True
 
 

@@ -55,7 +55,7 @@ class FakeDevice(Device):
         self.over = dict.fromkeys(peers, 0)
         self.broken = set()
         self.unreported, self.reported = deque(), []
-        self.regions, self.keys, self.closed = {}, 100 * rank, False
+        self.regions, self.keys = {}, 100 * rank
 
     def register(self, array):
         self.keys += 1
@@ -90,6 +90,9 @@ class FakeDevice(Device):
             if not completion.received:  # it tells of all before it
                 self.over[completion.peer] = completion.number
         return found
+
+    def release(self, prepared):
+        pass
 
     def report(self):
         self.reported.append(self.unreported.popleft())

@@ -57,7 +57,7 @@ def test_our_network_copies_nothing():
 
 
 @pytest.mark.parametrize(("strategy", "made", "placed"), [
-    ("asgd:communication=two-sided", "the update by a server", "memory of the servers"),
+    ("asgd:communication=two-sided", "the rule of the servers", "memory of the servers"),
     ("gossip", "the update", "memory of the rank"),
 ])
 def test_parameters_that_cross(strategy, made, placed):

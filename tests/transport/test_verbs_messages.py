@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from harness.fake_device import FakeNetwork
 
-from mpiddl.errors import TransportError
+from mpiddl.errors import TransportError, UsageError
 from mpiddl.transport.base import ANY_SOURCE, ANY_TAG
+from mpiddl.transport.verbs import operations, registrations
 from mpiddl.transport.verbs.messages import HEADER, Messages
+from mpiddl.transport.verbs.work_requests import Kind, Memory
 
 pytestmark = pytest.mark.no_mpi
 
@@ -195,3 +197,147 @@ def test_a_forked_process_is_told(monkeypatch):
                  lambda: made[0].probe(1, 0, 0), waiting.Test):
         with pytest.raises(TransportError, match="this process was forked from one that uses verbs"):
             call()
+
+
+def go_on(network, made, turns=10):
+    for _ in range(turns):
+        while network.step():
+            pass
+        for messages in made:
+            messages.progress()
+
+
+def test_a_dead_peer_is_noticed_while_another_one_sends(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(operations, "now", lambda: clock[0])
+    network, made = ranks(3)
+    waiting = made[1].receive(np.zeros(10, np.uint8), 0, 0, 0)
+    network.gone.add(0)
+    while not waiting.done and clock[0] < 10:
+        clock[0] += 0.3
+        made[1].receive(np.zeros(1, np.uint8), 2, 0, 1)
+        made[2].send(np.ones(1, np.uint8), 1, 0, 1)
+        go_on(network, made[1:], 4)
+    assert waiting.done and clock[0] < 3
+    with pytest.raises(TransportError, match="to rank 0 failed: IBV_WC_RETRY_EXC_ERR"):
+        waiting.Test()
+
+
+def test_a_signals_handler_that_raises_loses_one_message_only(monkeypatch):
+    network, made = ranks(2, receives=16, sends=16)
+    arrays = [np.zeros(3, np.uint8) for _ in range(4)]
+    received = [made[1].receive(array, 0, 0, tag) for tag, array in enumerate(arrays)]
+    for tag in range(4):
+        made[0].send(np.ones(3, np.uint8), 1, 0, tag)
+    take = made[1].operations._take
+
+    def interrupted(completion):
+        monkeypatch.setattr(made[1].operations, "_take", take)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(made[1].operations, "_take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        go_on(network, made)
+    go_on(network, made)
+    assert [operation.done for operation in received] == [False, True, True, True]
+
+
+def test_an_operation_that_fails_during_a_look_at_it_is_not_complete():
+    class Fails(operations.Operation):
+        @property
+        def failure(self):
+            self._looked = True
+            return self._failure
+
+        @failure.setter
+        def failure(self, failure):
+            self._failure = failure
+
+        @property
+        def done(self):
+            if getattr(self, "_looked", False):  # another thread has ended it since
+                self._failure, self._done = TransportError("lost"), True
+            return self._done
+
+        @done.setter
+        def done(self, done):
+            self._done = done
+
+    assert not Fails(lambda: None, 1, ("send", 3)).Test()
+
+
+def test_after_free_nothing_touches_the_device(monkeypatch):
+    _, made = ranks(2)
+    waiting = made[0].receive(np.zeros(3, np.uint8), 1, 0, 0)
+    made[0].close()
+    monkeypatch.setattr(made[0].device, "poll", lambda: pytest.fail("a closed queue ends the interpreter"))
+    for use in (waiting.Test, waiting.Wait, lambda: made[0].send(np.zeros(1, np.uint8), 1, 0, 0)):
+        with pytest.raises(TransportError, match="closed by Free"):
+            use()
+
+
+def test_a_broken_queue_to_oneself_is_an_error_of_the_operation():
+    network, made = ranks(2)
+    array = np.zeros(8, np.uint8)
+    started = made[0].operations.start(0, Kind.READ, made[0].registrations.local(array), Memory(4096, 8, 999_999))
+    go_on(network, made)
+    with pytest.raises(TransportError, match="read of 8 bytes to rank 0 failed: IBV_WC_REM_ACCESS_ERR"):
+        started.Test()
+
+
+def test_arrays_in_another_order_and_tags_that_do_not_fit():
+    network, made = ranks(2)
+    sent, got = np.arange(6.0).reshape(2, 3, order="F"), np.zeros((2, 3), order="F")
+    started = [made[0].send(sent, 1, 0, 2**31 - 1), made[1].receive(got, 0, 0, 2**31 - 1)]
+    settle(network, made, started)
+    assert (got == sent).all()
+    with pytest.raises(UsageError, match=r"tag: got 2147483648, expected 0 to 2147483647"):
+        made[0].send(sent, 1, 0, 2**31)
+    for use in (made[0].send, made[1].receive):
+        with pytest.raises(UsageError, match="not contiguous"):
+            use(np.zeros((4, 4))[:, 1:3], 1, 0, 0)
+
+
+def test_a_registration_is_dropped_when_nobody_holds_it():
+    network, made = ranks(2)
+    registrations, device, whole = made[0].registrations, network.devices[0], np.zeros(2000, np.int64)
+    before = len(registrations)
+    _, second = registrations.hold(whole[:1000]), registrations.hold(whole[1000:])
+    registrations.release(whole[:1000])
+    device.check(second)
+    assert len(registrations) == before + 1
+    registrations.release(whole[1000:])
+    assert len(registrations) == before
+
+
+def test_many_parts_of_a_large_array_are_registered_together(monkeypatch):
+    monkeypatch.setattr(registrations, "WHOLE_BYTES", 1000)
+    network, made = ranks(2)
+    large, its = np.zeros(100_000, np.uint8), made[0].registrations
+    before = its.made
+    for begin in range(0, 100_000, 1000):
+        part = large[begin : begin + 1000]
+        network.devices[0].check(its.local(part))
+    assert its.made - before == registrations.MOST_PIECES + 1
+
+
+def test_drained_queues_have_nothing_to_come():
+    network, made = ranks(2)
+    memory = np.zeros(8, np.int64)
+    there, mine = made[1].registrations.hold(memory), made[0].operations
+    for _ in range(12):  # more than the queue has room for; inline ones are over for the caller at once
+        mine.start(1, Kind.WRITE, Memory(memory.ctypes.data, 8, 0), there.part(0, 8))
+    reported = made[0].device.poll
+
+    def poll():
+        while network.step():
+            pass
+        return reported()
+
+    made[0].device.poll = poll
+    mine.drain()
+    assert mine.queues[1].over == mine.queues[1].posted >= 12
+    made[1].registrations.release(memory)
+    started = made[0].send(np.zeros(3, np.uint8), 1, 0, 0)
+    go_on(network, made)
+    assert started.Test() and not mine.queues[1].trouble

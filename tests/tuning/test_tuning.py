@@ -303,7 +303,9 @@ def test_messages_are_copied_up_to_the_size_that_was_measured(tmp_path, monkeypa
     monkeypatch.setattr(verbs, "processor_name", lambda: HERE.processor)
     path, slow, fast = tmp_path / "tune.toml", {"library": (1.0, 1.0, 1.0)}, {"eager-verbs": (1e-6,) * 3}
     elsewhere = entry("message", HERE._replace(cluster="x"), **slow, **fast, **{"rendezvous-verbs": (2e-6,) * 3})
-    write_table(path, Table((elsewhere, entry("message", HERE._replace(ranks="1+1"), **slow, **seconds))))
+    older = entry("message", HERE._replace(library="MPICH"), **slow, **fast, **{"rendezvous-verbs": (1e-7,) * 3})
+    newer = entry("message", HERE._replace(ranks="1+1"), **slow, **seconds)
+    write_table(path, Table(((older, newer) if seconds else (newer,)) + (elsewhere,)))
     assert virtual.run(2, lambda comm: verbs.eager_bytes(comm, {}, path)) == [wanted] * 2
     path.write_text("my notes")
     assert virtual.run(2, lambda comm: verbs.eager_bytes(comm, {}, path)) == [8192] * 2
@@ -314,3 +316,14 @@ def test_a_table_does_not_fill_the_memory_with_buffers(tmp_path, monkeypatch):
     for size in (2, 5):
         found = set(virtual.run(size, lambda comm: verbs.eager_bytes(comm, {}, None)))
         assert found == {verbs.BUFFERS_BYTES // (2 * 64 * size)}
+
+
+def test_a_table_that_tells_of_messages_only_does_not_choose_algorithms(tmp_path):
+    path = tmp_path / "tune.toml"
+    here = virtual.run(1, lambda comm: chooser(comm, {}).place)[0]
+    write_table(path, Table((entry("message", here, library=(1.0,) * 3),)))
+    found = virtual.run(1, lambda comm: chooser(comm, {}, path))[0]
+    assert found.unused and f"table {path} tells of messages only" in found.source
+    choice = Chooser(TWO_NODES, HERE, Table((entry(),)), "measured, here")
+    assert "measured, here" in str(choice.choose("allreduce", 1000))
+    assert "the built-in rule: it was not measured" in str(choice.choose("bcast", 1000))

@@ -41,6 +41,9 @@ OPCODES = {Kind.SEND: "IBV_WR_SEND", Kind.WRITE: "IBV_WR_RDMA_WRITE", Kind.WRITE
            Kind.READ: "IBV_WR_RDMA_READ", Kind.FETCH_ADD: "IBV_WR_ATOMIC_FETCH_AND_ADD",
            Kind.COMPARE_SWAP: "IBV_WR_ATOMIC_CMP_AND_SWP"}
 
+RECEIVE = 1 << 62
+"""Added to the numbers of receives: of a request that has failed, the device tells nothing but the number."""
+
 RNR_TIMER = 12
 """0.64 ms; never needed, because messages have credits."""
 
@@ -95,8 +98,7 @@ class VerbsDevice(Device):
         self._enums = enums = verbs.enums
         # As plain numbers: an operation of two enums takes as long as a short message.
         self._inline, self._signalled = int(enums.IBV_SEND_INLINE), int(enums.IBV_SEND_SIGNALED)
-        self._success, self._received = int(enums.IBV_WC_SUCCESS), int(enums.IBV_WC_RECV)
-        self._with_immediate = int(enums.IBV_WC_WITH_IMM)
+        self._success, self._with_immediate = int(enums.IBV_WC_SUCCESS), int(enums.IBV_WC_WITH_IMM)
         self._opcodes = {kind: int(getattr(enums, name)) for kind, name in OPCODES.items()}
         try:
             context = self._keep(verbs.device.Context(name=self.port.device))
@@ -195,10 +197,15 @@ class VerbsDevice(Device):
                 region.close()
 
     def post(self, peer: int, request: WorkRequest) -> None:
-        self._hand_over(peer, request.kind, self._made(request))
+        with self._made(request) as entry:
+            self._hand_over(peer, request.kind, entry)
 
     def prepare(self, peer: int, request: WorkRequest) -> Any:
         return request.kind, self._made(request)
+
+    def release(self, prepared: Any) -> None:
+        _, entry = prepared
+        entry.close()
 
     def post_again(self, peer: int, prepared: Any, number: int, signalled: bool) -> None:
         kind, entry = prepared
@@ -207,11 +214,12 @@ class VerbsDevice(Device):
         self._hand_over(peer, kind, entry)
 
     def _made(self, request: WorkRequest) -> Any:
-        """As pyverbs wants it."""
+        """As pyverbs wants it. What it allocates for this is given back by ``close`` only."""
         wr = self._verbs.wr
         flags = self._signalled * request.signalled + self._inline * request.inline
-        entry = wr.SendWR(wr_id=request.number, opcode=self._opcodes[request.kind], num_sge=1, sg=[wr.SGE(*request.local)],
-                          imm_data=request.immediate, send_flags=flags)
+        with wr.SGE(*request.local) as place:
+            entry = wr.SendWR(wr_id=request.number, opcode=self._opcodes[request.kind], num_sge=1, sg=[place],
+                              imm_data=request.immediate, send_flags=flags)
         if request.kind in (Kind.FETCH_ADD, Kind.COMPARE_SWAP):
             assert request.remote is not None
             entry.set_wr_atomic(request.remote.key, request.remote.address, *request.values)
@@ -229,7 +237,10 @@ class VerbsDevice(Device):
         entry, known = self._receives.get((peer, number), (None, None))
         if known != memory:
             wr = self._verbs.wr
-            entry = wr.RecvWR(wr_id=number, num_sge=1, sg=[wr.SGE(*memory)])
+            if entry is not None:
+                entry.close()
+            with wr.SGE(*memory) as place:
+                entry = wr.RecvWR(wr_id=RECEIVE + number, num_sge=1, sg=[place])
             self._receives[peer, number] = entry, memory
         try:
             self._pairs[peer].post_recv(entry)
@@ -242,13 +253,13 @@ class VerbsDevice(Device):
 
     def _completion(self, found: Any) -> Completion:
         peer, enums, status = self._peers[found.qp_num], self._enums, int(found.status)
+        received, number = found.wr_id >= RECEIVE, found.wr_id % RECEIVE
         if status != self._success:
             name = next((name for name in dir(enums) if name.startswith("IBV_WC_") and name.endswith("_ERR")
                          and getattr(enums, name) == status), f"status {status}")
-            return Completion(peer, found.wr_id, False, name)
-        received = bool(int(found.opcode) & self._received)
+            return Completion(peer, number, received, name)
         immediate = found.imm_data & 0xFFFFFFFF if received and int(found.wc_flags) & self._with_immediate else None
-        return Completion(peer, found.wr_id, received, "", found.byte_len if received else 0, immediate)
+        return Completion(peer, number, received, "", found.byte_len if received else 0, immediate)
 
     def leave_to_parent(self) -> None:
         """In a forked process: never close what belongs to the parent, not even when Python ends."""
@@ -259,6 +270,10 @@ class VerbsDevice(Device):
 
     def close(self) -> None:
         """Close the queue pairs and all else. Operations under way never end."""
+        self.closed = True
+        for entry, _ in self._receives.values():
+            entry.close()
+        self._receives = {}
         for opened in [*self._regions.values(), *self._pairs.values(), *reversed(self._opened)]:
             with suppress(Exception):  # a queue pair that has failed is closed all the same
                 opened.close()

@@ -41,6 +41,8 @@ EAGER_BYTES = 8 << 10
 NOTHING_ELSE = (0,) * 6
 """In the header of a message that only gives credits back."""
 
+MOST_TAG = 2**31 - 1
+
 MOST_PREPARED = 4096
 """Prepared work requests that are kept."""
 
@@ -69,12 +71,13 @@ class Messages:
     def __init__(self, device: Device, eager_bytes: int = EAGER_BYTES, writes: bool = False):
         if device.receives < 4:
             raise UsageError(f"receives: got {device.receives} for each peer, expected 4 or more")
-        self.device, self.eager_bytes, self._writes = device, eager_bytes, writes
-        self.operations = Operations(device, self._received, self._lost)
+        self.device, self.eager_bytes, self._writes = device, max(eager_bytes, device.inline - HEADER.size), writes
+        self.operations = Operations(device, self._received, self._lost, self._flush_all)
+        self.progress = self.operations.progress
         self.registrations = Registrations(device)
         self.modes = dict.fromkeys(("inline", "eager", "read", "write"), 0)
         self.copied = self.groups = 0
-        self._slot = HEADER.size + eager_bytes
+        self._slot = HEADER.size + self.eager_bytes
         self._peers = {peer: Peer(device.receives) for peer in range(device.size) if peer != device.rank}
         shape = max(device.size, 1), device.receives, self._slot
         self._incoming, self._outgoing = (aligned_zeros(prod(shape), np.uint8).reshape(shape) for _ in range(2))
@@ -88,20 +91,12 @@ class Messages:
             for number in range(device.receives):
                 self._post_receive(peer, number)
 
-    def progress(self) -> bool:
-        """Take what has come; returns whether something has."""
-        found = self.operations.progress()
-        if found:
-            with self.operations.lock:
-                for peer, state in self._peers.items():
-                    if state.urgent or state.waiting:
-                        self._flush(peer)  # buffers may be free again
-        return found
-
     def send(self, array: np.ndarray, peer: int, group: int, tag: int) -> Operation:
         """Start to send a contiguous array."""
         self.device.check_process()
-        data = array.reshape(-1).view(np.uint8)
+        if not 0 <= tag <= MOST_TAG:
+            raise UsageError(f"tag: got {tag}, expected 0 to {MOST_TAG}")
+        data = _bytes_of(array)
         operation = Operation(self.progress, peer, ("send", data.size))
         with self.operations.lock:
             if peer == self.device.rank:
@@ -129,7 +124,7 @@ class Messages:
     def receive(self, array: np.ndarray, source: Any, group: int, tag: Any) -> Operation:
         """Start to receive a message of at most the size of a contiguous array."""
         self.device.check_process()
-        data = array.reshape(-1).view(np.uint8)
+        data = _bytes_of(array)
         operation = Operation(self.progress, -1 if source is ANY_SOURCE else source, ("receive", data.size))
         posted = Receive(operation, data, group, source, tag)
         with self.operations.lock:
@@ -171,6 +166,11 @@ class Messages:
         queue.append(Entry(lambda: self._put(peer, form, others, data, operation), operation))
         self._flush(peer)
 
+    def _flush_all(self) -> None:
+        for peer, state in self._peers.items():
+            if state.urgent or state.waiting:
+                self._flush(peer)  # buffers may be free again
+
     def _flush(self, peer: int) -> None:
         """Send what waits, as far as there are credits and buffers."""
         state = self._peers[peer]
@@ -208,6 +208,8 @@ class Messages:
         found = self._prepared.get((peer, place, length))
         if found is None:
             if len(self._prepared) >= MOST_PREPARED:
+                for prepared in self._prepared.values():
+                    self.device.release(prepared)
                 self._prepared.clear()
             request = WorkRequest(0, Kind.SEND, self._going.part(self._at(peer, place), length), inline=True)
             found = self._prepared[peer, place, length] = self.device.prepare(peer, request)
@@ -341,6 +343,8 @@ class Messages:
             raise trouble
 
     def _lost(self, peer: int, error: Exception) -> None:
+        if peer == self.device.rank:  # messages to this rank do not go over the device
+            return
         state = self._peers[peer]
         state.trouble = error
         ended = [operation for operation, _ in state.sending.values()] + list(state.taking.values())
@@ -355,3 +359,11 @@ class Messages:
     def close(self) -> None:
         self.registrations.close()
         self.device.close()
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+    """The bytes of an array in the order in which they lie in memory."""
+    flat = array if array.flags.c_contiguous else array.T
+    if not flat.flags.c_contiguous:
+        raise UsageError(f"message: got an array of shape {array.shape} that is not contiguous, expected a contiguous one")
+    return flat.reshape(-1).view(np.uint8)

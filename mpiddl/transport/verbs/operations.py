@@ -3,8 +3,8 @@
 Not every request is signalled: each completion costs time. A request whose bytes go inline is over for the caller when it is
 posted. Of these, every `SIGNAL_EVERY`-th part of a queue is signalled, so that the queue is emptied before it is full.
 
-A rank that only waits would not see that a peer has died. So after a second without any completion, it writes zero bytes to
-each peer: the device reports a peer that does not answer.
+A rank that only waits would not see that a peer has died. So after a second without a completion of a peer, it writes zero
+bytes to it: the device reports a peer that does not answer.
 """
 
 from __future__ import annotations
@@ -63,9 +63,11 @@ class Operation:
     def Test(self) -> bool:
         if not self.done:
             self._progress()
+        if not self.done:  # looked at first: another thread may end it, which sets the failure before
+            return False
         if self.failure is not None:
             raise self.failure
-        return self.done
+        return True
 
     def Wait(self) -> None:
         while not self.Test():
@@ -119,13 +121,18 @@ class Operations:
         ``received(completion)`` is called for each receive that has ended.
     lost : callable
         ``lost(peer, error)`` is called when a queue pair has broken.
+    progressed : callable
+        Called when completions have been taken.
     """
 
-    def __init__(self, device: Device, received: Callable[[Completion], None], lost: Callable[[int, Exception], None]):
-        self.device, self._received, self._lost = device, received, lost
+    def __init__(self, device: Device, received: Callable[[Completion], None], lost: Callable[[int, Exception], None],
+                 progressed: Callable[[], None] = lambda: None):
+        self.device, self._received, self._lost, self._progressed = device, received, lost, progressed
         self.queues = {peer: Queue() for peer in range(device.size)}
         self.lock = threading.RLock()
-        self._heard = now()
+        self._looked = now()
+        self._heard = dict.fromkeys(self.queues, self._looked)
+        self._completions: deque[Completion] = deque()
 
     def start(self, peer: int, kind: Kind, local: Memory, remote: Memory | None = None, immediate: int = 0,
               values: tuple[int, int] = (0, 0), holds: object = None) -> Operation:
@@ -198,15 +205,18 @@ class Operations:
         if not self.lock.acquire(blocking=False):
             return False
         try:
-            completions = self.device.poll()
-            for completion in completions:
+            self._completions += self.device.poll()
+            found, moment = bool(self._completions), now()
+            while self._completions:  # an exception of a signal's handler does not lose the others
+                completion = self._completions.popleft()
+                self._heard[completion.peer] = moment
                 self._take(completion)
-            if completions:
-                self._heard = now()
-            elif now() - self._heard > SILENCE_S:
-                self._heard = now()
-                self._probe()
-            return bool(completions)
+            if found:
+                self._progressed()
+            if moment - self._looked > SILENCE_S / 2:
+                self._looked = moment
+                self._probe(moment - SILENCE_S)
+            return found
         finally:
             self.lock.release()
 
@@ -241,22 +251,39 @@ class Operations:
             operation.finish(self._error(peer, operation.what, trouble))
         self._lost(peer, self._error(peer, what, trouble))
 
+    def drain(self) -> None:
+        """Wait until all requests that were posted, and those that wait for room, are complete or have failed."""
+        for peer, queue in self.queues.items():
+            while not queue.trouble and not self.device.closed and (queue.waiting or queue.over < queue.posted):
+                with self.lock:
+                    if not queue.waiting and queue.signal <= queue.over and queue.posted - queue.over < self.device.sends:
+                        self._ask(peer, queue)  # the last requests were not signalled
+                if not self.progress():
+                    os.sched_yield()
+
     def _error(self, peer: int, what: str, trouble: str) -> TransportError:
+        if trouble.startswith("verbs: "):
+            return TransportError(trouble)
         meaning = MEANINGS.get(trouble, "")
         return TransportError(f"verbs: {what} to rank {peer} failed: {trouble}" + (f" ({meaning})" if meaning else ""))
 
-    def _probe(self) -> None:
-        """Write nothing to each peer of which no completion is to come."""
+    def _probe(self, since: float) -> None:
+        """Ask each peer that was not heard since then and of which no completion is to come."""
         for peer, queue in self.queues.items():
             asked = queue.trouble or queue.signal > queue.over or queue.posted - queue.over >= self.device.sends
-            if peer != self.device.rank and not asked:
-                request = WorkRequest(queue.posted + 1, Kind.WRITE, NOTHING, NOTHING)
-                try:
-                    self.device.post(peer, request)
-                except TransportError as error:
-                    self._break(peer, str(error))
-                    continue
-                queue.posted = queue.signal = request.number
+            if peer != self.device.rank and not asked and self._heard[peer] < since:
+                self._heard[peer] = now()
+                self._ask(peer, queue)
+
+    def _ask(self, peer: int, queue: Queue) -> None:
+        """Write nothing, signalled."""
+        request = WorkRequest(queue.posted + 1, Kind.WRITE, NOTHING, NOTHING)
+        try:
+            self.device.post(peer, request)
+        except TransportError as error:
+            self._break(peer, str(error))
+            return
+        queue.posted = queue.signal = request.number
 
 
 def _part(memory: Memory | None, begin: int, nbytes: int) -> Memory | None:

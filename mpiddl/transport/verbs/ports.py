@@ -90,9 +90,12 @@ def find_port(wanted: str = "") -> Port:
     """
     if wanted == OFF:
         raise TransportError("verbs: switched off")
-    verbs = load()
     name, number, index = parse(wanted)
-    devices = [device.name.decode() for device in verbs.device.get_device_list()]
+    verbs = load()
+    try:
+        devices = [device.name.decode() for device in verbs.device.get_device_list()]
+    except verbs.error:  # no driver is loaded
+        devices = []
     if not devices:
         raise TransportError("verbs: this host has no RDMA device; the command ibv_devices lists them, and rdma link shows "
                              "their network interfaces")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.errors import TransportError
+from mpiddl.transport.agree import agreed
 from mpiddl.transport.base import ANY_SOURCE, Collectives, Envelope, Op, Request, Transport
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.verbs.device import DEPTH, VerbsDevice
@@ -27,22 +28,24 @@ class VerbsTransport(Transport, Collectives):
     Parameters
     ----------
     comm : Comm
-        Of these ranks; owned by the caller.
+        Of these ranks.
     messages : Messages
         Of a device that connects the ranks; several transports may share it.
     group : int
         Tells the messages of this transport from those of others.
     ranks : sequence of int
         The number of each rank on the device.
+    owns : bool
+        ``comm`` is freed with it.
     """
 
     error = TransportError
 
-    def __init__(self, comm: Comm, messages: Messages, group: int, ranks: Sequence[int]):
+    def __init__(self, comm: Comm, messages: Messages, group: int, ranks: Sequence[int], owns: bool = False):
         if not isinstance(comm.transport, Collectives):
             raise TransportError(f"verbs: got {comm.library()}, expected MPI ranks")
         self.rank, self.size, self.messages = comm.rank, comm.size, messages
-        self._comm, self._group, self._ranks, self._library = comm, group, list(ranks), comm.transport
+        self._comm, self._group, self._ranks, self._library, self._owns = comm, group, list(ranks), comm.transport, owns
 
     def isend(self, buf: np.ndarray, dest: int, tag: int) -> Request:
         return self.messages.send(buf, self._ranks[dest], self._group, tag)
@@ -63,10 +66,12 @@ class VerbsTransport(Transport, Collectives):
         made = self._comm.Create(ranks)
         number = max(made.setup_allgather(self.messages.groups)) + 1  # which no rank of it has used
         self.messages.groups = number
-        return VerbsTransport(made, self.messages, number, [self._ranks[rank] for rank in ranks])
+        return VerbsTransport(made, self.messages, number, [self._ranks[rank] for rank in ranks], owns=True)
 
     def free(self) -> None:
-        """The device is its owner's."""
+        """Collective. The device is its owner's."""
+        if self._owns and not self._comm.freed:
+            self._comm.Free()
 
     def library(self) -> str:
         return "verbs"
@@ -111,6 +116,7 @@ class VerbsComm(Comm):
         """Collective: no rank gives up its queue pairs while another one uses them."""
         if not self.freed:
             messages = self.messages
+            messages.operations.drain()
             self.Barrier()
             super().Free()
             if self.owns:
@@ -148,7 +154,13 @@ def connect(comm: Comm, device: str = "", depth: int = 0, eager_bytes: int = EAG
     if not comm.processes:
         raise TransportError(f"verbs: got {comm.library()}, expected MPI ranks")
     depth = depth or usual_depth(comm.size)
-    messages = Messages(VerbsDevice(comm, device, depth), eager_bytes, writes)
+    opened = VerbsDevice(comm, device, depth)
+    try:
+        with agreed(comm):  # no rank sends before all have posted their receives
+            messages = Messages(opened, eager_bytes, writes)
+    except BaseException:
+        opened.close()
+        raise
     made = VerbsComm(VerbsTransport(comm, messages, 0, range(comm.size)), comm.started, ends_jobs=False)
     made.owns = True
     return made

@@ -112,6 +112,7 @@ class Device(ABC):
         Its ``str`` names the device and the port.
     forked : bool
         This process is a copy of the one that opened it.
+    closed : bool
     """
 
     rank: int
@@ -122,9 +123,12 @@ class Device(ABC):
     largest: int
     port: object
     forked: bool = False
+    closed: bool = False
 
     def check_process(self) -> None:
-        """Raise a `TransportError` in a forked process. Registered memory is not there: to touch it would end the process."""
+        """Raise a `TransportError` in a forked process, and when the device is closed: to touch it would end the process."""
+        if self.closed:
+            raise TransportError("verbs: the connections were closed by Free(), expected messages and requests before that")
         if self.forked:
             raise TransportError("verbs: this process was forked from one that uses verbs, expected the process that opened "
                                  "the device")
@@ -139,6 +143,10 @@ class Device(ABC):
     @abstractmethod
     def post(self, peer: int, request: WorkRequest) -> None:
         """Put it into the send queue, which must have room."""
+
+    @abstractmethod
+    def release(self, prepared: Any) -> None:
+        """Give back what `prepare` has made."""
 
     def prepare(self, peer: int, request: WorkRequest) -> Any:
         """An inline request that is posted again and again; its bytes are those of each time."""
