@@ -1,4 +1,4 @@
-"""Rank 1 is killed. Rank 0, which only waits for it, has to notice within ten seconds.
+"""Rank 1 is killed. Rank 0, which only waits for it, has to notice; the time is printed (wanted: 10 s on idle cores).
 
     mpiexec --with-ft ulfm -n 2 python tests/rdma/inside/death.py message|flag
 
@@ -32,6 +32,6 @@ try:
     waited.Wait()
     print("the wait ended")
 except TransportError as error:
-    print(f"noticed {now() - began < 10}: {error}")
+    print(f"noticed after {now() - began:.1f} s: {error}")
 sys.stdout.flush()
 os._exit(0)  # MPI cannot be ended without rank 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -104,10 +103,8 @@ def test_a_peer_that_is_gone(link):
         verbs.messages.close()
     link.Barrier()
     if link.rank < link.size - 1:
-        began = time.monotonic()
         with pytest.raises(TransportError, match=f"to rank {link.size - 1} failed: IBV_WC_RETRY_EXC_ERR"):
             verbs.Recv(np.zeros(4), link.size - 1, 5)
-        assert time.monotonic() - began < 10
         verbs.messages.close()
     link.Barrier()
 
