@@ -15,6 +15,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from harness import jobs
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpiddl-rdma"
 
 PROJECT = Path(__file__).parents[2]
@@ -118,9 +120,10 @@ def prepared(environment: Path) -> Path:
     job = CACHE / "jobs" / "-".join(PROJECT.parts[1:])
     job.mkdir(parents=True, exist_ok=True)
     bin_ = environment / "bin"
-    subprocess.run([bin_ / "mpiexec", "-n", "2", bin_ / "python", PROJECT / "tests/rdma/compile_outside.py"], check=True,
-                   env={**os.environ, **PROCESSOR, "NUMBA_CACHE_DIR": str(job / "numba"), "PYTHONDONTWRITEBYTECODE": "1"},
-                   stdin=subprocess.DEVNULL)
+    env = jobs.environment(str(bin_ / "python")) | PROCESSOR
+    env |= {"NUMBA_CACHE_DIR": str(job / "numba"), "PYTHONDONTWRITEBYTECODE": "1"}
+    program = PROJECT / "tests/rdma/compile_outside.py"
+    subprocess.run([bin_ / "mpiexec", "-n", "2", bin_ / "python", program], env=env, check=True, stdin=subprocess.DEVNULL)
     return job
 
 
