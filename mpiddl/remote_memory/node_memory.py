@@ -12,6 +12,8 @@ from mpiddl.remote_memory.base import WORD, Fetched, Found, RemoteMemory
 from mpiddl.transport.base import Request
 from mpiddl.transport.comm import Comm, Over
 
+OVER = Over()
+
 
 class NodeMemory(RemoteMemory):
     """See `RemoteMemory`. All ranks of ``comm`` are on one host."""
@@ -27,11 +29,11 @@ class NodeMemory(RemoteMemory):
 
     def _write(self, rank: int, begin: int, data: np.ndarray) -> Request:
         self._regions[rank][begin : begin + data.size] = data
-        return Over()
+        return OVER
 
     def _read(self, rank: int, begin: int, data: np.ndarray) -> Request:
         data[:] = self._regions[rank][begin : begin + data.size]
-        return Over()
+        return OVER
 
     def _fetch_add(self, rank: int, begin: int, value: int) -> Fetched:
         return Found(kernels.words.fetch_add(self._words[rank], self._front + begin // WORD, value))
@@ -41,7 +43,7 @@ class NodeMemory(RemoteMemory):
 
     def _signal(self, rank: int, flag: int, number: int) -> Request:
         kernels.words.put_word(self._words[rank], flag, number)
-        return Over()
+        return OVER
 
     def Free(self) -> None:
         if not self.freed:
