@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -100,10 +101,16 @@ def parts_of(mpi: str, size: int, options: argparse.Namespace) -> list[Part]:
     first = mpi == next(iter(options.mpi))
     if options.tier == "more" and size > 1 and not (first and size == 4):
         return []  # conftest.py leaves nothing for it
-    files = [path for path in sorted(TESTS.rglob("test_*.py")) if size == 1 or "mark.mpi" in path.read_text()]
+    alike = options.tier != "test" or size == (2 if first else 3)  # conftest.py leaves them out elsewhere
+    files = [path for path in sorted(TESTS.rglob("test_*.py")) if size == 1 or _for_ranks(path.read_text(), alike)]
     much = size == 1 and (first or options.tier != "test")
     dealt = deal(files, read_seconds(options.tier), DEALS if much else 1)
     return [Part(mpi, size, (number, len(dealt)), tests) for number, tests in enumerate(dealt, 1)]
+
+
+def _for_ranks(text: str, alike: bool) -> bool:
+    """Whether a file may have tests for several ranks; ``alike``: also such as no library makes a difference to."""
+    return "mark.mpi" in text and (alike or not re.search("^pytestmark = .*no_mpi", text, re.M))
 
 
 def deal(files: list[Path], seconds: dict[str, float], of: int) -> list[list[str]]:

@@ -6,7 +6,6 @@ import json
 from importlib.util import find_spec
 
 import pytest
-from harness.tiers import more
 
 from mpiddl.coding.step_times import published_seconds
 
@@ -41,8 +40,9 @@ def test_steps_of_the_published_law(mpirun, tmp_path):
     assert rows["multicast, not coded"]["predicted"] == 3
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("slow", "predicted"), [
-    more(1, {"no redundancy": 13, "slices, r=2": 2 + 4, "mds, r=2": 2 + 6, "slices, r=4": 4}),
+    (1, {"no redundancy": 13, "slices, r=2": 2 + 4, "mds, r=2": 2 + 6, "slices, r=4": 4}),
     (5, {"no redundancy": 13, "slices, r=2": 2 + 4, "mds, r=2, stragglers=1": 2 + 4 * 2, "slices, r=4": 4}),
 ])
 def test_steps_of_sums(mpirun, tmp_path, slow, predicted):

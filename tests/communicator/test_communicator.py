@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from harness.tiers import only
 
 from mpiddl.collectives import calls
 from mpiddl.errors import CommError
@@ -19,8 +20,8 @@ pytestmark = pytest.mark.mpi
 
 
 @pytest.mark.parametrize("name", ["read", "two-step", "ring", "doubling", "library"])
-@pytest.mark.parametrize("dtype", ["f", "d", "i", "q", "F", "B"])
-@pytest.mark.parametrize("n", [0, 1, 7, 1000])
+@pytest.mark.parametrize("dtype", only("fiB", ["f", "d", "i", "q", "F", "B"]))
+@pytest.mark.parametrize("n", only({0, 7, 1000}, [0, 1, 7, 1000]))
 def test_sums_are_the_librarys(comm, forced, name, dtype, n):
     ours = forced(name)
     source = (np.arange(n) % 5 + comm.rank).astype(dtype)

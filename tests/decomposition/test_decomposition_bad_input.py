@@ -32,7 +32,7 @@ def test_sparse_rows_that_make_no_sense(comm):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("value", [0.0, 7.0, 0.1, 288.15])
+@pytest.mark.parametrize("value", [0.0, more(7.0), more(0.1), 288.15])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_constant_rows_have_no_variance(comm, solver, value, dtype):
     pca = PCA(2, solver=solver, random_state=0, comm=comm).fit(np.full((200, 90), value, dtype))
@@ -43,7 +43,7 @@ def test_constant_rows_have_no_variance(comm, solver, value, dtype):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("solver", ["auto", "gram", "subsample", "vr", "krylov"])
-@pytest.mark.parametrize("value", [1e20, 9.969e36, 1e90, 1e150])
+@pytest.mark.parametrize("value", [more(1e20), 9.969e36, more(1e90), 1e150])
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_fill_values_among_the_rows(comm, solver, value):
     x = rows_of_all(8000, 60)
@@ -71,8 +71,8 @@ def test_units_whose_squares_no_float_holds(comm):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("solver", ["auto", *SOLVERS])
-@pytest.mark.parametrize(("dtype", "scale"), [("float32", 1e-30), ("float32", 1e17), ("float64", 1e-140), ("float64", 1e-21),
-                                              ("float64", 1e140)])  # fmt: skip
+@pytest.mark.parametrize(("dtype", "scale"), [("float32", 1e-30), more("float32", 1e17), ("float64", 1e-140),
+                                              more("float64", 1e-21), more("float64", 1e140)])  # fmt: skip
 def test_any_units(comm, solver, dtype, scale):
     x = rows_of_all(500, 70)
     own = (mine(x, comm) * scale).astype(dtype)

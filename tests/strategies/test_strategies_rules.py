@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from harness.tiers import more
 
 import mpiddl
 from mpiddl.errors import UsageError
@@ -72,9 +73,12 @@ def test_a_constructor_of_its_own_is_refused():
         Own()
 
 
+TAKEN_ONES = [{name: np.zeros(1)} for name in sorted(TAKEN)]
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("kept", [{"count": 1.0}, {"list": [1, 2]}, *({name: np.zeros(1)} for name in TAKEN),
-                                  {"moment.velocity": np.zeros(1)}], ids=lambda kept: next(iter(kept)))  # fmt: skip
+@pytest.mark.parametrize("kept", [{"count": 1.0}, {"list": [1, 2]}, {"moment.velocity": np.zeros(1)}, TAKEN_ONES[0],
+                                  *map(more, TAKEN_ONES[1:])], ids=lambda kept: next(iter(kept)))  # fmt: skip
 def test_what_a_rule_may_keep(comm, monkeypatch, kept):
     monkeypatch.setattr(Keeping, "kept", kept)
     for way in ("one-sided", "two-sided")[: comm.size]:

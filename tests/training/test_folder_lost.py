@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from harness.tiers import only
 
 import mpiddl
 from mpiddl.data import arrays_data
@@ -155,10 +156,10 @@ DAMAGE = {
 
 
 @pytest.mark.plots
-@pytest.mark.parametrize("line", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_line_is_told_when_the_run_is_resumed(tmp_path, capsys, line):
+@pytest.mark.parametrize("how", only({"no JSON"}, DAMAGE))
+def test_a_damaged_line_is_told_when_the_run_is_resumed(tmp_path, capsys, how):
     mpiddl.train("mlp", "digits", out=tmp_path, quiet=True, **JOB)
-    file = tmp_path / "metrics.jsonl"
+    line, file = DAMAGE[how], tmp_path / "metrics.jsonl"
     lines = file.read_text().splitlines()
     file.write_text("\n".join([*lines[:3], line, *lines[3:]]) + "\n")
     mpiddl.train("mlp", "digits", out=tmp_path, resume=True, **{**JOB, "epochs": 4})

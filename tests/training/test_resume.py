@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from harness.tiers import only
 
 import mpiddl
 from mpiddl.cli import main
@@ -192,7 +193,7 @@ TAKE_OVER = ["allreduce", "local-sgd:period=2", "gossip", "hierarchical", "two-s
              "ddc-asgd-literal:communication=two-sided"]
 
 
-@pytest.mark.parametrize("optimiser", ["momentum", "nesterov", "adam"])
+@pytest.mark.parametrize("optimiser", only({"adam"}, ["momentum", "nesterov", "adam"]))
 @pytest.mark.parametrize("before", TAKE_OVER)
 def test_moments_go_on_with_any_other_strategy(tmp_path, before, optimiser):
     """With one worker each strategy takes the steps of one rank, bit for bit, also when it takes over from another one."""

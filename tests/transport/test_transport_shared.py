@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.tiers import more
 
 from mpiddl.collectives import allreduce_staged, allreduce_two_step, reading
 from mpiddl.errors import CommError, OutputError
@@ -22,6 +23,7 @@ from mpiddl.transport import shared_memory as shared
 # place: MPI windows that are left would be freed in MPI_Finalize by their places, of which ranks have other ones.
 FREES_NOTHING = """
 import numpy as np
+from harness.tiers import more
 from mpi4py import MPI
 import mpiddl
 
@@ -143,10 +145,10 @@ def test_memory_without_a_limit_is_not_full(link, monkeypatch):
 @pytest.mark.mpi
 @pytest.mark.parametrize(("where", "name", "number", "told"), [
     (os, "posix_fallocate", errno.ENOSPC, r"0\.\d MB needed for .* enlarge it"),  # another group has taken the last room
-    (os, "posix_fallocate", errno.EIO, r"of this node: \[Errno 5\] no"),
-    (shared, "mapped", errno.ENOMEM, r"of this node: \[Errno 12\] no"),
+    more(os, "posix_fallocate", errno.EIO, r"of this node: \[Errno 5\] no"),
+    more(shared, "mapped", errno.ENOMEM, r"of this node: \[Errno 12\] no"),
     (os, "open", errno.EMFILE, r"ulimit -n"),
-    (os, "open", errno.EACCES, r"of this node: \[Errno 13\] no"),
+    more(os, "open", errno.EACCES, r"of this node: \[Errno 13\] no"),
 ], ids=["room", "disk", "memory", "files", "rights"])  # fmt: skip
 def test_what_fails_on_one_rank_is_told_on_all(link, monkeypatch, where, name, number, told):
     def fails(*words, **more):
