@@ -30,7 +30,7 @@ HEADROOM_S = 30.0
 OF_MPI = {"comm", "link"}
 
 # By these it starts others.
-STARTING = {"command", "mpirun", "namespaces", "guest_environment"}
+STARTING = {"command", "mpirun", "namespaces", "bed", "guest_environment"}
 
 # `make test`, `make test-more`, both.
 TIERS = ("test", "more", "all")
