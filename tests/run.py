@@ -80,8 +80,10 @@ def main() -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     parts = [part for size in options.sizes for mpi in options.mpi for part in parts_of(mpi, size, options)]
     first = next(iter(options.mpi.values()))
-    parts += oldest(first) if not options.pytest and 1 in options.sizes else []
-    warm(first)
+    with ThreadPoolExecutor(1) as pool:  # one environment is made while the other compiles
+        more = pool.submit(oldest, first) if not options.pytest and 1 in options.sizes else None
+        warm(first)
+        parts += more.result() if more is not None else []
     workers = min(2, len(os.sched_getaffinity(0)))
     waiting = iter(sorted(parts, key=lambda part: (part.size > 1, -part.size)))
     with ThreadPoolExecutor(workers) as pool:
