@@ -23,7 +23,6 @@ from mpiddl.transport import shared_memory as shared
 # place: MPI windows that are left would be freed in MPI_Finalize by their places, of which ranks have other ones.
 FREES_NOTHING = """
 import numpy as np
-from harness.tiers import more
 from mpi4py import MPI
 import mpiddl
 
