@@ -115,7 +115,7 @@ class RemoteMemory(ABC):
 
     def arrived(self, flag: int, least: int) -> Request:
         """A request that is complete when this rank's ``flag`` is ``least`` or more."""
-        self._check_open()
+        self.check_open()
         self._check_flag(flag)
         return self._arrived(flag, whole_number("least", least))
 
@@ -151,13 +151,13 @@ class RemoteMemory(ABC):
         """Called by a rank that waits for a flag, from time to time."""
         self.comm.progress()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self.freed or self.comm.freed:
             raise UsageError("remote memory: got memory after Free(), expected memory that was not freed")
 
     def _check(self, rank: int, begin: int, nbytes: int) -> None:
         """Raise a `UsageError` unless these bytes are in the region of ``rank``."""
-        self._check_open()
+        self.check_open()
         if not 0 <= whole_number("rank", rank) < self.size:
             raise UsageError(f"rank: got {rank}, expected 0 to {self.size - 1}")
         if whole_number("begin", begin) < 0 or begin + nbytes > self.sizes[rank]:
@@ -201,12 +201,12 @@ class Awaited:
         self._memory, self._awaited = memory, (words, flag, least)
 
     def Test(self) -> bool:
-        self._memory._check_open()
+        self._memory.check_open()
         self._memory.progress()
         return bool(kernels.words.await_word(*self._awaited, 0))
 
     def Wait(self) -> None:
-        self._memory._check_open()
+        self._memory.check_open()
         while not kernels.words.await_word(*self._awaited, PATIENCE):
             self._memory.progress()
 

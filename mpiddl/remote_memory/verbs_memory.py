@@ -113,7 +113,7 @@ class VerbsMemory(RemoteMemory):
 
     def Free(self) -> None:
         if not self.freed:
-            self.messages.operations.drain()  # nobody writes to memory that its rank has given back
+            self.messages.operations.drain()  # no rank writes to memory that its owner has freed
             self.freed = True
             for prepared, _ in self._prepared.values():
                 self.messages.device.release(prepared)

@@ -11,14 +11,10 @@ from typing import Any
 import numpy as np
 
 from mpiddl.data import Data
-from mpiddl.machine.clock import now
+from mpiddl.machine.clock import enough, now
 from mpiddl.memory import FlatBuffer, aligned_zeros
 from mpiddl.node.topology import neighbours
 from mpiddl.transport.comm import Comm
-
-REPEATS, MOST_REPEATS, TRIAL_S = 3, 20, 0.25
-"""Repetitions of a gradient, after a first one that is not counted. One that is short is repeated more often, up to so many
-seconds: single times differ by chance."""
 
 
 class Trial:
@@ -63,7 +59,7 @@ class Trial:
         if "work" in inspect.signature(model.gradient).parameters and hasattr(model, "workspace"):
             options["work"] = model.workspace(rows, self.dtype)
         taken: list[float] = []
-        while len(taken) <= REPEATS or (len(taken) <= MOST_REPEATS and sum(taken) < TRIAL_S):
+        while not enough(taken):
             began = now()
             model.gradient(params.views, x, y, grad.views, **options)
             taken.append(now() - began)

@@ -56,7 +56,7 @@ def _measured(env: Mapping[str, str], table: Path | None) -> int:
     here = cluster_name(env, socket.gethostname()), processor_name()
     try:
         entries = read_table(table).entries if table is not None and table.exists() else ()
-    except (MpiddlError, OSError):  # whoever chooses algorithms says so
+    except (MpiddlError, OSError):  # the choice of algorithms reports it
         return EAGER_BYTES
     for entry in reversed(entries):  # the newest is last
         if entry.call == MESSAGE and entry.place[:2] == here and {EAGER, RENDEZVOUS} <= entry.seconds.keys():

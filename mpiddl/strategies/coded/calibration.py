@@ -27,6 +27,7 @@ from mpiddl.collectives import TwoStep
 from mpiddl.collectives.allreduce_replicated_multicast import ReplicatedMulticast
 from mpiddl.errors import TransportError
 from mpiddl.layout import ceil_div
+from mpiddl.machine.clock import enough
 from mpiddl.strategies.base import Replica, Step
 from mpiddl.strategies.synchronous.auto import Auto
 from mpiddl.transport.agree import agreed
@@ -37,10 +38,6 @@ PROBE_BYTES = 1 << 20
 
 WORTH = 0.97
 """Redundancy has to make a step so much shorter than without, as predictions go."""
-
-REPEATS, MOST_REPEATS, PROBE_S = 3, 20, 0.25
-"""Repetitions of each measured exchange, after a first one that is not counted. An exchange that is short is repeated more
-often, up to so many seconds: single times differ by chance."""
 
 SLOW = 1.5
 """Times as long as the median."""
@@ -243,8 +240,7 @@ def _ring_seconds(comm: Comm, trial: Trial) -> float:
 def _timed(comm: Comm, do: Callable[[], Any]) -> float:
     """Of a collective, on the last rank."""
     taken: list[float] = []  # the same on all ranks
-    most = REPEATS if comm.simulated else MOST_REPEATS
-    while len(taken) <= REPEATS or (len(taken) <= most and sum(taken) < PROBE_S):
+    while not enough(taken, alike=comm.simulated):
         comm.Barrier()
         began = comm.now()
         do()

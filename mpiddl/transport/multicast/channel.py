@@ -86,7 +86,7 @@ class Channel:
     streams : those that were made and not dropped, by number.
     hellos : who has been heard at which multicast address, or directly (`WHOLE`, `SHORT`).
     deaf : ranks that get nothing by multicast: what is sent to a group they get directly, too.
-    differing : two ranks whose copies of an array are different, as another rank has found; None: nobody has.
+    differing : two ranks whose copies of an array differ, as another rank has found; None if no rank has.
     window : datagrams that may be under way to this rank.
     watchers : called, with the lock held, whenever something may have come.
     wake : when a watcher has to be called although nothing comes.

@@ -84,7 +84,7 @@ class Peer:
     """The state of the messages to and from one peer.
 
     credits : how many sends it has receives for.
-    owed : receives that were posted anew since it was told.
+    owed : receives that were posted again since the peer was last told its credits.
     urgent, waiting : what there are no credits for. Answers are urgent.
     place : the next eager buffer.
     numbers : of transfers that this rank began.

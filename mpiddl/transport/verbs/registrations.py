@@ -68,7 +68,7 @@ class Registrations:
         return found.remote.part(array.ctypes.data - found.address, array.nbytes)
 
     def hold(self, array: np.ndarray) -> Memory:
-        """The same as `remote`, until `release`, which drops the registration if nobody else holds it."""
+        """The same as `remote`. `release` drops the registration when no other caller holds it."""
         with self._lock:
             self._find(array).holders += 1
             return self.remote(array)

@@ -97,7 +97,8 @@ def test_devices_that_there_are_not(link, wanted, words):
 
 
 def test_a_peer_that_is_gone(link):
-    """Its queue pairs are: for the other device, that is as if its process had ended. Also who only waits is told."""
+    """Its queue pairs are destroyed. For the other device, this is as if its process had ended. A rank that only waits gets the
+    error, too."""
     verbs = connect(link)
     if link.rank == link.size - 1:
         verbs.messages.close()
