@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from mpiddl.kernels.dense.dense_forward import forward, forward_scratch
     from mpiddl.kernels.dense.dense_input_gradient import input_gradient, input_gradient_scratch
     from mpiddl.kernels.dense.dense_weight_gradient import weight_gradient, weight_gradient_scratch
-    from mpiddl.kernels.dense.panels import IDENTITY, RELU, TANH
+    from mpiddl.kernels.dense.network_gradient import network_gradient, network_scratch, sparse_network_gradient
+    from mpiddl.kernels.dense.panels import IDENTITY, LOGISTIC, RELU, TANH
 
     from .compensation import compensate, compensate_scaled, damped_move, sum_of_magnitudes
     from .gather import gather_rows
     from .lanes import WIDTH
     from .loss import softmax_cross_entropy, squared_error
     from .norm import sum_squares
-    from .update import adam, momentum, nesterov, sgd
+    from .output_loss import BINARY, POISSON, SOFTMAX, SQUARED, output_loss
+    from .update import adam, momentum, nesterov, rate_in_velocity, sgd
 
 _HOME = {
     "compensate": "compensation",
@@ -40,18 +42,33 @@ _HOME = {
     "softmax_cross_entropy": "loss",
     "squared_error": "loss",
     "sum_squares": "norm",
+    "network_gradient": "dense.network_gradient",
+    "network_scratch": "dense.network_gradient",
+    "sparse_network_gradient": "dense.network_gradient",
+    "output_loss": "output_loss",
+    "BINARY": "output_loss",
+    "POISSON": "output_loss",
+    "SOFTMAX": "output_loss",
+    "SQUARED": "output_loss",
     "IDENTITY": "dense.panels",
+    "LOGISTIC": "dense.panels",
     "RELU": "dense.panels",
     "TANH": "dense.panels",
     "adam": "update",
     "momentum": "update",
     "nesterov": "update",
+    "rate_in_velocity": "update",
     "sgd": "update",
 }
 
 __all__ = [
+    "BINARY",
     "IDENTITY",
+    "LOGISTIC",
+    "POISSON",
     "RELU",
+    "SOFTMAX",
+    "SQUARED",
     "TANH",
     "WIDTH",
     "adam",
@@ -65,8 +82,13 @@ __all__ = [
     "input_gradient_scratch",
     "momentum",
     "nesterov",
+    "network_gradient",
+    "network_scratch",
+    "output_loss",
+    "rate_in_velocity",
     "sgd",
     "softmax_cross_entropy",
+    "sparse_network_gradient",
     "squared_error",
     "sum_of_magnitudes",
     "sum_squares",

@@ -1,4 +1,6 @@
-"""Exponential and hyperbolic tangent of vectors, without a library: the same bits on every machine that has FMA.
+"""Exponential, hyperbolic tangent and logistic function of vectors, without a library.
+
+The bits are the same on every machine that has FMA.
 
 exp(x) = 2^n exp(r) with x = n ln 2 + r, |r| <= ln(2)/2, and Taylor's series for exp(r) - 1, so far that what is left
 out is below half a unit in the last place. Errors stay below two units in the last place.
@@ -40,6 +42,14 @@ def tanh(lanes, x):
     less = lanes.fma(scale, rest, builder.fsub(scale, lanes.constant(1)))
     value = builder.fdiv(builder.fsub(lanes.constant(0), less), builder.fadd(lanes.constant(2), less))
     return builder.select(negative, builder.fneg(value), value)
+
+
+def logistic(lanes, x):
+    """1 / (1 + m) for x >= 0 and m / (1 + m) else, with m = e^-|x|: no overflow, and exact to the last places."""
+    builder = lanes.builder
+    negative = builder.fcmp_ordered("<", x, lanes.constant(0))
+    power = exp(lanes, builder.select(negative, x, builder.fneg(x)))
+    return builder.fdiv(builder.select(negative, power, lanes.constant(1)), builder.fadd(lanes.constant(1), power))
 
 
 def _parts(lanes, x):

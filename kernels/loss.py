@@ -39,7 +39,7 @@ def softmax_cross_entropy(logits, labels, delta):
             return loss, correct, r
         own = np.float64(logits[r, label])
         line = size_of(logits) * classes * r
-        largest, total, found = _softmax(logits, base(logits) + line, base(delta) + line, classes)
+        largest, total, found = softmax_row(logits, base(logits) + line, base(delta) + line, classes)
         delta[r, label] -= 1
         loss += log(np.float64(total)) + (np.float64(largest) - own)
         correct += found == label
@@ -59,7 +59,7 @@ def squared_error(outputs, targets, delta):
 
 
 @intrinsic
-def _softmax(typing, like, source, target, count):
+def softmax_row(typing, like, source, target, count):
     """target = softmax(source), `count` elements; returns the largest, the sum of exp(x - largest), the argmax."""
     returns = types.Tuple((like.dtype, like.dtype, types.int64))
     kinds = (like, types.int64, types.int64, types.int64)

@@ -48,6 +48,21 @@ def nesterov(params, grad, velocity, rate, scale, decay, mu):
 
 
 @kernel
+def rate_in_velocity(params, grad, velocity, rate, scale, decay, mu, nesterov):
+    """g' = scale * g + decay * p; v = mu * v - rate * g'; p += v, or mu * v - rate * g' if `nesterov`; as `momentum` costs.
+
+    The rate is part of the velocity, as in scikit-learn: after a change of the rate, earlier gradients keep theirs.
+    """
+    least, zero = least_of(params), velocity.dtype.type(0)
+    for i in range(params.size):
+        move = rate * (scale * grad[i] + decay * params[i])
+        v = mu * velocity[i] - move
+        v = zero if abs(v) < least else v
+        velocity[i] = v
+        params[i] += mu * v - move if nesterov else v
+
+
+@kernel
 def adam(params, grad, mean, square, step_size, scale, decay, shrink, beta1, rest1, beta2, rest2, root, eps):
     """Adam with coupled (`decay`) or decoupled (`shrink`) weight decay: 4 reads and 3 writes per element.
 

@@ -9,9 +9,9 @@ each other out of the caches.
 from __future__ import annotations
 
 from mpiddl.kernels.dense.blocking import PANEL_BYTES, panel_count, panel_edge, part_size
-from mpiddl.kernels.dense.panels import RELU, TANH
+from mpiddl.kernels.dense.panels import LOGISTIC, RELU, TANH
 from mpiddl.kernels.dense.tile import CHUNK, ROWS, VECTORS, tile_first, tile_rows
-from mpiddl.kernels.elementwise import tanh_columns
+from mpiddl.kernels.elementwise import logistic_columns, tanh_columns
 from mpiddl.kernels.jit import inlined, kernel
 from mpiddl.kernels.lanes import base, lanes_of, size_of
 
@@ -32,7 +32,7 @@ def forward(x, weight, bias, activation, out, scratch, begin, end):
     """out[:, begin:end] = activation(x @ weight + bias)[:, begin:end].
 
     x (n, k), weight (k, m), bias (m,) and out (n, m) are C-contiguous and of one dtype; `activation` is IDENTITY,
-    RELU or TANH; `scratch` holds `forward_scratch` elements.
+    RELU, TANH or LOGISTIC; `scratch` holds `forward_scratch` elements.
     """
     n = x.shape[0]
     for top in range(0, n, ROWS_AT_ONCE):
@@ -42,6 +42,8 @@ def forward(x, weight, bias, activation, out, scratch, begin, end):
             _block(x, weight, bias, activation == RELU, out, scratch, top, bottom, left, min(end, left + width))
     if activation == TANH:
         tanh_columns(out, begin, end)
+    if activation == LOGISTIC:
+        logistic_columns(out, begin, end)
 
 
 @inlined

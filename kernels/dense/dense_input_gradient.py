@@ -26,7 +26,7 @@ def input_gradient_scratch(rows: int, outputs: int, itemsize: int) -> int:
 def input_gradient(delta, weight, activation, hidden, scratch, begin, end):
     """hidden[:, begin:end] = (delta @ weight.T)[:, begin:end] * slope.
 
-    `hidden` (n, k) comes holding the value of the activation (IDENTITY, RELU, TANH), from which its slope follows.
+    `hidden` (n, k) comes holding the value of the activation (IDENTITY, RELU, TANH, LOGISTIC), from which its slope follows.
     delta (n, m), weight (k, m) and hidden are C-contiguous and of one dtype; `scratch` holds `input_gradient_scratch`
     elements.
     """

@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 from mpiddl.kernels.dense.tile import ROWS
 from mpiddl.kernels.lanes import INT64, emitter
 
-IDENTITY, RELU, TANH = 0, 1, 2
+IDENTITY, RELU, TANH, LOGISTIC = 0, 1, 2, 3
 """Activations by number."""
 
 GROUPS = 4
@@ -160,6 +160,8 @@ def _times_slope(lanes, vector, hidden, activation):
     """`vector` times the slope of the activation whose value is `hidden`."""
     builder = lanes.builder
     slope = builder.fsub(lanes.constant(1), builder.fmul(hidden, hidden))
-    is_tanh, is_relu = (builder.icmp_signed("==", activation, INT64(code)) for code in (TANH, RELU))
-    smooth = builder.select(is_tanh, builder.fmul(vector, slope), vector)
+    bell = builder.fmul(hidden, builder.fsub(lanes.constant(1), hidden))
+    is_tanh, is_relu, is_logistic = (builder.icmp_signed("==", activation, INT64(code)) for code in (TANH, RELU, LOGISTIC))
+    slope = builder.select(is_tanh, slope, builder.select(is_logistic, bell, lanes.constant(1)))
+    smooth = builder.fmul(vector, slope)
     return builder.select(is_relu, lanes.positive(hidden, vector), smooth)

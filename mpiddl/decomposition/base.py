@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from inspect import signature
@@ -24,6 +23,7 @@ from mpiddl.decomposition.rows.covariance import NotFinite
 from mpiddl.decomposition.rows.dense import DenseRows
 from mpiddl.decomposition.rows.files import FileRows
 from mpiddl.decomposition.rows.sparse import SparseRows
+from mpiddl.decomposition.rows_of_all import OWN, check_rows
 from mpiddl.decomposition.solve import Result, made, solve
 from mpiddl.decomposition.solvers.base import Moment
 from mpiddl.decomposition.solvers.gram import SMALL
@@ -33,7 +33,7 @@ from mpiddl.errors import ConvergenceError, DataError, UsageError
 from mpiddl.machine.clock import now
 from mpiddl.memory import keep_freed
 from mpiddl.node.cores import limited_threads
-from mpiddl.transport.agree import agreed, check_equal
+from mpiddl.transport.agree import agreed_errors, check_equal
 from mpiddl.transport.comm import AnyComm, Comm
 from mpiddl.transport.mpi import connected
 
@@ -52,6 +52,7 @@ class Decomposition(ABC):
     """A decomposition of rows that solvers take as they are: `FileRows`, a C-contiguous array or a CSR matrix of floats."""
 
     _center = True
+    rows = OWN
 
     def __init__(self, n_components: Any, solver: str, tol: float, random_state: Any, comm: AnyComm | None, threads: int,
                  vr_fraction: float, batch_size: int | None, step_size: float, sync_every: int | None, sync_delay: int,
@@ -76,7 +77,8 @@ class Decomposition(ABC):
         keep_freed()
         with connected(self.comm, os.environ) as link:
             began, sent, held_up = now(), link.meter.bytes, link.meter.seconds
-            with _alike(link):
+            X, sample_weight = self._divided(link, X, sample_weight)
+            with agreed_errors(link):
                 self._check_settings()
                 rows = self._own_rows(X, sample_weight, link.size, after is None)
                 seed = self._seed(link.rank)
@@ -93,7 +95,7 @@ class Decomposition(ABC):
                 try:
                     result = self._merge(link, rows, seed, after) if stream else self._solve(link, rows, seed, tell)
                 except NotFinite:
-                    with _alike(link):
+                    with agreed_errors(link):
                         _find_bad(rows, place)
                     raise DataError("Input X contains values too large to be squared: their variance is infinite") from None
                 except ConvergenceError as error:
@@ -106,7 +108,12 @@ class Decomposition(ABC):
         self._stream = result if stream else None
         self._take(self._part(result) if stream else result, rows.dtype)
 
+    def _divided(self, link: Comm, X: Any, sample_weight: Any) -> tuple[Any, Any]:
+        """This rank's rows of what was passed."""
+        return X, sample_weight
+
     def _check_settings(self) -> None:
+        check_rows(self.rows)
         made(self.solver)
         if not _is_number(self.tol) or not 0 <= self.tol < 1:
             raise UsageError(f"tol: got {self.tol!r}, expected a number from 0 to below 1")
@@ -248,21 +255,6 @@ def _count(link: Comm, rows: Rows) -> tuple[int, float]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-
-
-@contextmanager
-def _alike(link: Comm) -> Iterator[None]:
-    """What scikit-learn's checks raise on one rank is raised on all, and says where it was found; alone, as it is."""
-    if link.size == 1:
-        yield
-        return
-    with agreed(link):
-        try:
-            yield
-        except (UsageError, DataError):
-            raise
-        except (ValueError, TypeError) as error:
-            raise DataError(str(error)) from error
 
 
 def _find_bad(rows: Rows, place: Place) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import _safe_indexing, check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mpiddl.data.arrays import refuse_masked
@@ -17,6 +17,9 @@ from mpiddl.decomposition.rows.base import Rows
 from mpiddl.decomposition.rows.dense import DenseRows
 from mpiddl.decomposition.rows.files import CHUNK_BYTES, FileRows, mapping
 from mpiddl.decomposition.rows.sparse import SparseRows
+from mpiddl.decomposition.rows_of_all import ALL, check_same
+from mpiddl.layout import block_bounds
+from mpiddl.transport.comm import Comm
 from mpiddl.transport.uncaught import public
 
 
@@ -92,6 +95,20 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     @property
     def _n_features_out(self) -> int:
         return self.n_components_
+
+    def _divided(self, link: Comm, X: Any, sample_weight: Any) -> tuple[Any, Any]:
+        """With ``rows="all"``, this rank's share of the rows."""
+        if self.rows != ALL or link.size == 1:
+            return X, sample_weight
+        if not hasattr(X, "shape"):
+            X = np.asarray(X)
+        X = X.tocsr() if issparse(X) else X
+        check_same(link, X, sample_weight)
+        if not X.shape:  # no rows: the checks say so
+            return X, sample_weight
+        begin, end = block_bounds(X.shape[0], link.size, link.rank)
+        part = slice(begin, end)
+        return _safe_indexing(X, part), None if sample_weight is None else np.asarray(sample_weight)[part]
 
     def _own_rows(self, X: Any, sample_weight: Any, ranks: int, reset: bool = True) -> Rows:
         """This rank's rows, C-contiguous, not looked at one by one."""

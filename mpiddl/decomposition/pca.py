@@ -38,6 +38,8 @@ class PCA(Estimator, PrincipalComponents):
         Options of the solver ``vr``: see `mpiddl.decomposition.Settings`.
     max_passes : float
         Number of passes over the data after which `fit` gives up.
+    rows : {"own", "all"}
+        ``"own"``: each rank passes its own rows. ``"all"``: every rank passes the same rows, and `fit` divides them.
 
     Attributes
     ----------

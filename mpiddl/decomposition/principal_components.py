@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.decomposition.base import Decomposition, counted, variances_in
+from mpiddl.decomposition.rows_of_all import OWN
 from mpiddl.decomposition.solve import Result
 from mpiddl.errors import UsageError
 from mpiddl.transport.comm import AnyComm
@@ -20,9 +21,10 @@ class PrincipalComponents(Decomposition):
                  tol: float = 1e-8, random_state: Any = None, comm: AnyComm | None = None, threads: int = 0,
                  vr_fraction: float = 0.125, batch_size: int | None = None, step_size: float = 1.0,
                  sync_every: int | None = None, sync_delay: int = 0, snapshot_fraction: float = 1.0,
-                 max_passes: float = 200):
+                 max_passes: float = 200, rows: str = OWN):
         super().__init__(n_components, solver, tol, random_state, comm, threads, vr_fraction, batch_size, step_size, sync_every,
                          sync_delay, snapshot_fraction, max_passes)
+        self.rows = rows
         self.whiten = whiten
 
     def _wanted(self, n: int, d: int) -> int | float:

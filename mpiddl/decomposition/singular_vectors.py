@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpiddl.decomposition.base import Decomposition, variances_in
+from mpiddl.decomposition.rows_of_all import OWN
 from mpiddl.decomposition.solve import Result
 from mpiddl.errors import UsageError
 from mpiddl.transport.comm import AnyComm
@@ -21,9 +22,10 @@ class SingularVectors(Decomposition):
     def __init__(self, n_components: int = 2, *, solver: str = "auto", tol: float = 1e-8, random_state: Any = None,
                  comm: AnyComm | None = None, threads: int = 0, vr_fraction: float = 0.125, batch_size: int | None = None,
                  step_size: float = 1.0, sync_every: int | None = None, sync_delay: int = 0,
-                 snapshot_fraction: float = 1.0, max_passes: float = 200):
+                 snapshot_fraction: float = 1.0, max_passes: float = 200, rows: str = OWN):
         super().__init__(n_components, solver, tol, random_state, comm, threads, vr_fraction, batch_size, step_size, sync_every,
                          sync_delay, snapshot_fraction, max_passes)
+        self.rows = rows
 
     def _wanted(self, n: int, d: int) -> int | float:
         """Components wanted of ``n`` rows."""

@@ -15,7 +15,7 @@ class TruncatedSVD(Estimator, SingularVectors):
     ----------
     n_components : int
         Number of components, from 1 to min(rows, columns).
-    solver, tol, random_state, comm, threads, max_passes
+    solver, tol, random_state, comm, threads, max_passes, rows
         As in `PCA`.
     vr_fraction, batch_size, step_size, sync_every, sync_delay, snapshot_fraction
         As in `PCA`.

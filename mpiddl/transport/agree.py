@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mpiddl import errors
-from mpiddl.errors import CommError, MismatchError, MpiddlError, TransportError
+from mpiddl.errors import CommError, DataError, MismatchError, MpiddlError, TransportError, UsageError
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.uncaught import trace_of
 
@@ -40,6 +40,24 @@ def agreed(comm: Comm) -> Iterator[None]:
         failure.ranks = _name_ranks([rank for rank, other in enumerate(outcomes) if other])  # type: ignore[attr-defined]
         raise failure
     _raise_first(outcomes)
+
+
+@contextmanager
+def agreed_errors(comm: Comm) -> Iterator[None]:
+    """`agreed` for checks of other packages: a ValueError or TypeError on one rank is a `DataError` on all.
+
+    On one rank it stays what it is.
+    """
+    if comm.size == 1:
+        yield
+        return
+    with agreed(comm):
+        try:
+            yield
+        except (UsageError, DataError):
+            raise
+        except (ValueError, TypeError) as error:
+            raise DataError(str(error)) from error
 
 
 def _kind(failure: Exception) -> str:

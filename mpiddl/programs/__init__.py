@@ -1,0 +1,1 @@
+"""Unchanged programs for one machine, on all ranks of a communicator."""
