@@ -149,7 +149,7 @@ class MLPRegressor(_OnRanks, theirs.MLPRegressor):
     >>> import numpy as np
     >>> from mpiddl.neural_network import MLPRegressor
     >>> x = np.random.default_rng(0).uniform(-1, 1, (400, 2))
-    >>> model = MLPRegressor((32,), solver="lbfgs", random_state=0, max_iter=500).fit(x, x[:, 0] * x[:, 1])
+    >>> model = MLPRegressor(hidden_layer_sizes=(32,), solver="lbfgs", random_state=0, max_iter=500).fit(x, x[:, 0] * x[:, 1])
     >>> bool(model.score(x, x[:, 0] * x[:, 1]) > 0.99)
     True
     """

@@ -27,8 +27,7 @@ BYPASSED = ("_backprop", "_fit_stochastic", "_fit_lbfgs", "_forward_pass", "_com
 
 def not_served(model: Any) -> str:
     """Why a fit of ``model`` has to be scikit-learn's own; empty if it need not."""
-    base = theirs.BaseMultilayerPerceptron
-    if missing := [name for name in INNER if not hasattr(base, name)]:
+    if missing := [name for name in INNER if not hasattr(type(model), name)]:
         return f"this version of scikit-learn has no {missing[0]}"
     if model.solver not in SOLVERS or model.activation not in ACTIVATIONS:
         return f"solver {model.solver!r} with activation {model.activation!r}"

@@ -40,12 +40,12 @@ def train(model: Any, comm: Comm, network: Network, rows: Rows, samples: Samples
     ZeroDivisionError
         On every rank: the weights of a batch sum to zero.
     """
-    _adopt_optimiser(model, network, incremental)
+    moments = _adopt_optimiser(model, network, incremental)
     if model.early_stopping and incremental:
         raise ValueError("partial_fit does not support early_stopping=True")
     chosen, validation = _set_aside(model, comm, rows, samples) if model.early_stopping else (np.arange(samples.n), None)
     batch_size = batch_rows(model, len(chosen), aloud=True)
-    epochs = _Epochs(model, comm, network, rows, samples, chosen, batch_size)
+    epochs = _Epochs(model, comm, network, rows, samples, chosen, batch_size, moments)
     try:
         model.n_iter_ = 0
         for _ in range(model.max_iter):
@@ -76,11 +76,11 @@ class _Epochs:
     """Runs epochs; remembers the order of the samples, which each epoch shuffles anew."""
 
     def __init__(self, model: Any, comm: Comm, network: Network, rows: Rows, samples: Samples, chosen: np.ndarray,
-                 batch_size: int):
+                 batch_size: int, moments: list[np.ndarray]):
         self._model, self._comm, self._network, self._rows, self._samples = model, comm, network, rows, samples
         self._chosen, self._batch_size = chosen, batch_size
         self._order = np.arange(len(chosen))
-        self._update = _updates(model, network)
+        self._update = _updates(model, network, moments)
         self._in_place = not model.shuffle and comm.size == 1 and len(chosen) == samples.n
 
     def run(self) -> float:
@@ -121,19 +121,22 @@ def _zero(network: Network) -> float:
     return 0.0
 
 
-def _adopt_optimiser(model: Any, network: Network, incremental: bool) -> None:
-    """scikit-learn's optimiser, whose moments are views of flat arrays."""
+def _adopt_optimiser(model: Any, network: Network, incremental: bool) -> list[np.ndarray]:
+    """Give the model scikit-learn's optimiser, with moments that are views of flat arrays; returns these."""
     kind = AdamOptimizer if model.solver == "adam" else SGDOptimizer
     if not incremental or not isinstance(getattr(model, "_optimizer", None), kind):
         settings = ((model.beta_1, model.beta_2, model.epsilon) if model.solver == "adam" else
                     (model.learning_rate, model.momentum, model.nesterovs_momentum, model.power_t))
         model._optimizer = kind(network.views(network.flat), model.learning_rate_init, *settings)
     optimiser = model._optimizer
+    moments = []
     for name in ("ms", "vs") if model.solver == "adam" else ("velocities",):
-        setattr(optimiser, name, network.views(network.gathered(getattr(optimiser, name))))
+        moments.append(network.gathered(getattr(optimiser, name)))
+        setattr(optimiser, name, network.views(moments[-1]))
+    return moments
 
 
-def _updates(model: Any, network: Network) -> Any:
+def _updates(model: Any, network: Network, moments: list[np.ndarray]) -> Any:
     """The update of all parameters, as a function of the gradient's scale and of the weights' decay."""
     optimiser, real = model._optimizer, network.flat.dtype.type
     parts = network.weights, slice(network.weights.stop, None)
@@ -154,18 +157,10 @@ def _updates(model: Any, network: Network) -> Any:
                                      real(scale), real(own), real(optimiser.momentum), bool(optimiser.nesterov))
 
     if model.solver == "adam":
-        mean, square = whole(optimiser.ms), whole(optimiser.vs)
+        mean, square = moments
         return adam
-    velocity = whole(optimiser.velocities)
+    (velocity,) = moments
     return sgd
-
-
-def whole(views: list[np.ndarray]) -> np.ndarray:
-    """The flat array that views of `Network.views` lie in."""
-    base: Any = views[0]
-    while base.ndim != 1 or base.size != sum(view.size for view in views):
-        base = base.base
-    return base
 
 
 def _set_aside(model: Any, comm: Comm, rows: Rows, samples: Samples) -> tuple[np.ndarray, Any]:

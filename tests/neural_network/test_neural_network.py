@@ -178,7 +178,7 @@ def test_bad_input_is_one_error_on_all_ranks(comm):
     with pytest.raises(UsageError, match="rows: got 'each', expected 'own'"):
         MLPClassifier(comm=comm, rows="each").fit(X, y)
     with pytest.raises(ValueError, match="The validation set is too small"):
-        MLPClassifier(comm=comm, rows="all", early_stopping=True, validation_fraction=0.01).fit(X[:40], y[:40] > 0)
+        MLPClassifier(comm=comm, rows="all", early_stopping=True, validation_fraction=0.01).fit(X[:40], TARGETS["labels"][:40])
     with pytest.raises(ValueError, match="does not support early_stopping"):
         MLPClassifier(comm=comm, rows="all", early_stopping=True).partial_fit(X, y, classes=[0, 10, 20])
     broken = np.where(np.arange(N)[:, None] == 3, np.nan, X)
@@ -204,11 +204,11 @@ def test_generators_in_different_states(comm):
     """Rank 0's counts, and generators in equal states stay equal."""
     states = [np.random.RandomState(5 if comm.rank == 0 else 6 + comm.rank), np.random.RandomState(7)]
     for state, seed in zip(states, (5, 7), strict=True):
-        model = MLPRegressor((4,), max_iter=1, random_state=state, comm=comm, rows="all")
+        model = MLPRegressor(hidden_layer_sizes=(4,), max_iter=1, random_state=state, comm=comm, rows="all")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(X, TARGETS["number"])
-            reference = theirs.MLPRegressor((4,), max_iter=1, random_state=seed).fit(X, TARGETS["number"])
+            reference = theirs.MLPRegressor(hidden_layer_sizes=(4,), max_iter=1, random_state=seed).fit(X, TARGETS["number"])
         np.testing.assert_allclose(model.coefs_[0], reference.coefs_[0], atol=1e-9)
     assert len(set(comm.allgather(states[1].randint(1 << 30)))) == 1
 
@@ -216,3 +216,21 @@ def test_generators_in_different_states(comm):
 @parametrize_with_checks([MLPClassifier(), MLPRegressor()])
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
+
+
+@pytest.mark.parametrize("solver", ["adam", "sgd", "lbfgs"])
+@pytest.mark.parametrize("kind", [MLPClassifier, MLPRegressor])
+def test_a_fit_is_not_scikit_learns_own(kind, solver, monkeypatch):
+    monkeypatch.delattr(theirs._multilayer_perceptron.BaseMultilayerPerceptron, "_fit")
+    kind(hidden_layer_sizes=(3,), solver=solver, max_iter=2000, tol=0.1).fit(X, TARGETS["binary"] == "yes")
+
+
+def test_a_class_with_its_own_backprop_is_trained_by_scikit_learn():
+    class Own(MLPClassifier):
+        def _backprop(self, *args):
+            self.called = True
+            return super()._backprop(*args)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert Own((3,), max_iter=1).fit(X, TARGETS["classes"]).called
