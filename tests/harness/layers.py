@@ -18,7 +18,6 @@ compare                          | strategies beside each other on one job
 bench                            | measurements
 study                            | repeated runs: journal, processes, interleaving, intervals, output
 training.run training.inference  | one call each: train; evaluate and predict
-programs.sklearn_estimators      | estimators that an unchanged program imports from scikit-learn
 programs                         | unchanged programs on many ranks
 neural_network                   | scikit-learn's multilayer perceptrons on all ranks
 decomposition                    | PCA and SVD: estimators, the outer loop, the command for files
