@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy
 import scipy.optimize
-from sklearn.utils.fixes import _get_additional_lbfgs_options_dict
 from sklearn.utils.optimize import _check_optimize_result
 
 from mpiddl import kernels
@@ -24,13 +24,17 @@ from mpiddl.transport.comm import Comm
 ROWS_AT_ONCE = 1024
 """Rows that go through all layers together: adding up their gradients then costs little beside the products."""
 
+PRINTS = tuple(map(int, scipy.__version__.split(".")[:2])) < (1, 15)
+"""Whether SciPy's L-BFGS-B has an option for what it prints. Later ones print nothing."""
+
 
 def minimise(model: Any, comm: Comm, network: Network, rows: Rows, samples: Samples) -> None:
     """Train ``model`` in place. Its parameters become float64, as in scikit-learn."""
     objective = _Objective(model, comm, network, rows, samples)
     if comm.rank == 0:
-        options = {"maxfun": model.max_fun, "maxiter": model.max_iter, "gtol": model.tol,
-                   **_get_additional_lbfgs_options_dict("iprint", 1 if model.verbose else -1)}
+        options = {"maxfun": model.max_fun, "maxiter": model.max_iter, "gtol": model.tol}
+        if PRINTS:
+            options["iprint"] = 1 if model.verbose else -1
         found = scipy.optimize.minimize(objective.lead, network.flat.copy(), method="L-BFGS-B", jac=True, options=options)
         comm.bcast(False)
     else:

@@ -28,7 +28,7 @@ WEIGHTED = has_fit_parameter(theirs.MLPClassifier(), "sample_weight")
 rng = np.random.default_rng(0)
 X = rng.standard_normal((N, 7))
 TARGETS = {
-    "binary": np.where(X[:, 0] > 0, "yes", "no"),
+    "binary": (X[:, 0] > 0) * 5,
     "classes": np.digitize(X[:, 1], [-0.5, 0.5]) * 10,
     "labels": (X[:, :3] > 0).astype(int),
     "number": X[:, 0] * X[:, 1],
@@ -222,7 +222,7 @@ def test_scikit_learns_own_checks(estimator, check):
 @pytest.mark.parametrize("kind", [MLPClassifier, MLPRegressor])
 def test_a_fit_is_not_scikit_learns_own(kind, solver, monkeypatch):
     monkeypatch.delattr(theirs._multilayer_perceptron.BaseMultilayerPerceptron, "_fit")
-    kind(hidden_layer_sizes=(3,), solver=solver, max_iter=2000, tol=0.1).fit(X, TARGETS["binary"] == "yes")
+    kind(hidden_layer_sizes=(3,), solver=solver, max_iter=2000, tol=0.1).fit(X, TARGETS["binary"] > 0)
 
 
 def test_a_class_with_its_own_backprop_is_trained_by_scikit_learn():
