@@ -23,6 +23,7 @@ from mpiddl.cli import (
     overlap,
     remote_memory,
     server,
+    sklearn_mlp,
     start,
     testbed,
     tuning,
@@ -244,6 +245,7 @@ bench.add_command(coded.coded)
 bench.add_command(delayed.delayed)
 bench.add_command(remote_memory.remote_memory)
 bench.add_command(server.server)
+bench.add_command(sklearn_mlp.sklearn_mlp)
 bench.add_command(start.start)
 mpiddl.add_command(testbed.testbed)
 mpiddl.add_command(compare.compare)
