@@ -3,12 +3,15 @@
 The sum runs over the rows, which are few, and the result is large: it is written once, and the place of the next tile
 is fetched for writing meanwhile. Both factors are small and packed: x by columns, ROWS at a time; delta by panels, and
 its rows are added up on the way. Packed once, delta serves for as many parts of the gradient as the caller asks for.
+
+Where all ROWS columns of a row of x are zero, such as the border of an image or inactive units, nothing is computed: packing
+leaves that row out, and a list says which are left. A sum without them has the same bits.
 """
 
 from __future__ import annotations
 
 from mpiddl.kernels.dense.blocking import PANEL_BYTES, panel_count, panel_edge, part_size, round_up
-from mpiddl.kernels.dense.panels import copy_columns, copy_panel
+from mpiddl.kernels.dense.panels import copy_columns, copy_panel, word_at
 from mpiddl.kernels.dense.tile import CHUNK, ROWS, tile_columns
 from mpiddl.kernels.jit import inlined, kernel
 from mpiddl.kernels.lanes import WIDTH, base, lanes_of, size_of
@@ -16,13 +19,15 @@ from mpiddl.kernels.lanes import WIDTH, base, lanes_of, size_of
 DEPTH = 256
 BLOCK_BYTES = 1 << 18
 BLOCK_ROWS = 256
+WORD_BYTES = 4
 
 
 def weight_gradient_scratch(rows: int, outputs: int, itemsize: int) -> int:
     """Elements of scratch memory that `weight_gradient` needs."""
     lanes, panel = WIDTH // itemsize, PANEL_BYTES // itemsize
     block = max(BLOCK_BYTES // itemsize, rows * ROWS)
-    return panel + BLOCK_ROWS * panel + rows * round_up(outputs, lanes) + block
+    listed = (block // ROWS + BLOCK_ROWS // ROWS * (rows // DEPTH + 2)) * WORD_BYTES // itemsize + 1
+    return panel + BLOCK_ROWS * panel + rows * round_up(outputs, lanes) + block + listed
 
 
 @kernel
@@ -35,11 +40,12 @@ def weight_gradient(x, delta, grad, grad_bias, packed, scratch, begin, end):
     """
     n, m, size = x.shape[0], delta.shape[1], size_of(x)
     height = part_size(end - begin, max(ROWS, min(BLOCK_ROWS, BLOCK_BYTES // size // max(n, 1))), ROWS)
-    # In scratch: a row of zeros, partial sums, delta, a block of x.
+    # In scratch: a row of zeros, partial sums, delta, a block of x, and which of its rows it has.
     zeros = base(scratch)
     sums = zeros + PANEL_BYTES
     right = sums + BLOCK_ROWS * PANEL_BYTES
     left = right + n * round_up(m, lanes_of(x)) * size
+    listed = left + max(BLOCK_BYTES, n * ROWS * size)
     if not packed:
         for j in range(PANEL_BYTES // size):
             scratch[j] = 0
@@ -49,7 +55,7 @@ def weight_gradient(x, delta, grad, grad_bias, packed, scratch, begin, end):
                 grad_bias[j] = 0
         _pack_delta(delta, right, base(grad_bias) if last else 0)
     for top in range(begin, end, height):
-        _block(x, m, base(grad), zeros, sums, right, left, top, min(end, top + height))
+        _block(x, m, base(grad), zeros, sums, right, left, listed, top, min(end, top + height))
 
 
 @inlined
@@ -68,11 +74,17 @@ def _pack_delta(delta, right, sums):
 
 
 @inlined
-def _block(x, m, grad, zeros, sums, right, left, top, bottom):
+def _block(x, m, grad, zeros, sums, right, left, listed, top, bottom):
     """Rows top to bottom of the gradient."""
     n, k = x.shape
     lanes, size, depth = lanes_of(x), size_of(x), part_size(x.shape[0], DEPTH, CHUNK)
-    copy_columns(x, base(x) + size * top, k, n, bottom - top, left)
+    groups, parts = (bottom - top + ROWS - 1) // ROWS, max(1, (n + depth - 1) // depth)
+    counts = listed + WORD_BYTES * groups * n
+    for part in range(parts):
+        k0 = part * depth
+        source, a, b = base(x) + size * (k0 * k + top), left + size * k0 * ROWS, listed + WORD_BYTES * k0
+        count = counts + WORD_BYTES * part
+        copy_columns(x, source, k, min(depth, n - k0), bottom - top, a, n * ROWS, b, n, count, parts)
     for p in range(panel_count(m, lanes)):
         edge, beyond = panel_edge(p, m, lanes), panel_edge(p + 1, m, lanes)
         # Without rows, one empty sum writes the zeros.
@@ -83,4 +95,7 @@ def _block(x, m, grad, zeros, sums, right, left, top, bottom):
                 a, kept = left + size * ((i - top) * n + k0 * ROWS), sums + (i - top) * PANEL_BYTES
                 s, lds = (kept, beyond - edge) if k0 else (zeros, 0)
                 c, ldc = (grad + size * (i * m + edge), m) if k0 + steps == n else (kept, beyond - edge)
-                tile_columns(x, a, ROWS, b, s, lds, c, ldc, steps, min(ROWS, bottom - i), min(beyond, m) - edge)
+                group = (i - top) // ROWS
+                found = word_at(counts + WORD_BYTES * (group * parts + k0 // depth))
+                rows = listed + WORD_BYTES * (group * n + k0)
+                tile_columns(x, a, ROWS, b, s, lds, c, ldc, found, min(ROWS, bottom - i), min(beyond, m) - edge, rows)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from mpiddl.kernels.dense.tile import ROWS
-from mpiddl.kernels.lanes import INT64, emitter
+from mpiddl.kernels.lanes import INT32, INT64, emitter
 
 IDENTITY, RELU, TANH, LOGISTIC = 0, 1, 2, 3
 """Activations by number."""
@@ -30,13 +31,25 @@ def copy_panel(typing, like, source, lds, rows, cols, target, ldt, sums):
 
 
 @intrinsic
-def copy_columns(typing, like, source, lds, rows, cols, target):
-    """Columns in groups of ROWS: target[(g * rows + i) * ROWS + j] = source[i * lds + g * ROWS + j], g * ROWS + j < cols.
+def copy_columns(typing, like, source, lds, rows, cols, target, ldt, listed, ldl, counts, ldc):
+    """Columns in groups of ROWS, without the rows of a group that are all zero.
 
-    The last group is filled up with anything.
+    target[g * ldt + p * ROWS + j] = source[i * lds + g * ROWS + j] with i = listed[g * ldl + p], for p < counts[g * ldc] and
+    g * ROWS + j < cols; the last group is filled up with zeros. `listed` and `counts` are int32. Of target and listed, `rows`
+    lines of a group may be overwritten.
     """
-    kinds = types.void(like, *[types.int64] * 5)
-    return kinds, emitter(_copy_columns, "SOURCE lds rows cols TARGET", lambda size: ROWS)
+    kinds = types.void(like, *[types.int64] * 10)
+    return kinds, emitter(_copy_columns, "SOURCE lds rows cols TARGET ldt LISTED ldl COUNTS ldc", lambda size: ROWS)
+
+
+@intrinsic
+def word_at(typing, address):
+    """The int32 at an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.sext(builder.load(builder.inttoptr(arguments[0], INT32.as_pointer())), INT64)
+
+    return types.int64(types.int64), generate
 
 
 @intrinsic
@@ -70,26 +83,45 @@ def _copy_panel(lanes, source, lds, rows, cols, target, ldt, sums):
             lanes.masked_store(builder.load(total), lanes.at(sums, j), mask)
 
 
-def _copy_columns(lanes, source, lds, rows, cols, target):
+def _copy_columns(lanes, source, lds, rows, cols, target, ldt, listed, ldl, counts, ldc):
     # Some groups at a time: one alone would fetch every line of the source twice or more, and all of them together
     # would throw each other out of the first cache where `rows` is a power of two.
     builder = lanes.builder
-    span = INT64(GROUPS * ROWS)
-    whole = builder.mul(builder.udiv(cols, span), span)
-    with (
-        cgutils.for_range_slice(builder, INT64(0), whole, span, intp=INT64) as (j, _),
-        cgutils.for_range(builder, rows, intp=INT64) as row,
-    ):
-        line = lanes.at(source, builder.add(j, builder.mul(row.index, lds)))
-        out = lanes.at(target, builder.add(builder.mul(j, rows), builder.mul(row.index, INT64(ROWS))))
-        for group in range(GROUPS):
-            value = lanes.load(lanes.at(line, group * ROWS))
-            lanes.store(value, lanes.at(out, builder.mul(INT64(group * ROWS), rows)))
-    with cgutils.for_range_slice(builder, whole, cols, INT64(ROWS), intp=INT64) as (j, _):
-        mask, column, out = lanes.first(builder.sub(cols, j)), lanes.at(source, j), lanes.at(target, builder.mul(j, rows))
+    listed, counts = (builder.bitcast(pointer, INT32.as_pointer()) for pointer in (listed, counts))
+    groups = builder.udiv(builder.add(cols, INT64(ROWS - 1)), INT64(ROWS))
+    whole = builder.mul(builder.udiv(cols, INT64(GROUPS * ROWS)), INT64(GROUPS))
+
+    def copy(first, number):
+        places = [builder.add(first, INT64(group)) for group in range(number)]
+        outs = [lanes.at(target, builder.mul(place, ldt)) for place in places]
+        lists = [builder.gep(listed, [builder.mul(place, ldl)]) for place in places]
+        found = [cgutils.alloca_once_value(builder, INT64(0)) for _ in places]
+        for place in found:
+            builder.store(INT64(0), place)
+        masks = [lanes.first(builder.sub(cols, builder.mul(place, INT64(ROWS)))) for place in places]
         with cgutils.for_range(builder, rows, intp=INT64) as row:
-            value = lanes.masked_load(lanes.at(column, builder.mul(row.index, lds)), mask)
-            lanes.store(value, lanes.at(out, builder.mul(row.index, INT64(ROWS))))
+            line = lanes.at(source, builder.add(builder.mul(first, INT64(ROWS)), builder.mul(row.index, lds)))
+            for group in range(number):
+                value = lanes.masked_load(lanes.at(line, group * ROWS), masks[group]) if number == 1 else lanes.load(
+                    lanes.at(line, group * ROWS))
+                position = builder.load(found[group])
+                lanes.store(value, lanes.at(outs[group], builder.mul(position, INT64(ROWS))))
+                builder.store(builder.trunc(row.index, INT32), builder.gep(lists[group], [position]))
+                builder.store(builder.add(position, _any(lanes, value)), found[group])
+        for place, position in zip(places, found, strict=True):
+            builder.store(builder.trunc(builder.load(position), INT32), builder.gep(counts, [builder.mul(place, ldc)]))
+
+    with cgutils.for_range_slice(builder, INT64(0), whole, INT64(GROUPS), intp=INT64) as (first, _):
+        copy(first, GROUPS)
+    with cgutils.for_range_slice(builder, whole, groups, INT64(1), intp=INT64) as (first, _):
+        copy(first, 1)
+
+
+def _any(lanes, vector):
+    """1 if an element is not zero (NaN is not), else 0."""
+    bits = ir.IntType(lanes.count)
+    mask = lanes.builder.bitcast(lanes.builder.fcmp_unordered("!=", vector, lanes.constant(0)), bits)
+    return lanes.builder.zext(lanes.builder.icmp_unsigned("!=", mask, bits(0)), INT64)
 
 
 def _transpose(lanes, source, lds, rows, cols, target, ldt):

@@ -44,7 +44,7 @@ UNROLL = 2
 
 _ROWS = "A lda PACK S lds C ldc k rows cols relu AHEAD ldh"
 _FIRST = "A lda B ldb PACK S lds C ldc k rows cols relu AHEAD ldh"
-_COLUMNS = "A lda PACK S lds C ldc k rows cols"
+_COLUMNS = "A lda PACK S lds C ldc k rows cols LISTED"
 
 
 @intrinsic
@@ -64,12 +64,14 @@ def tile_first(typing, like, a, lda, b, ldb, pack, s, lds, c, ldc, k, rows, cols
 
 
 @intrinsic
-def tile_columns(typing, like, a, lda, pack, s, lds, c, ldc, k, rows, cols):
+def tile_columns(typing, like, a, lda, pack, s, lds, c, ldc, k, rows, cols, listed):
     """A tile that reads A along its columns: A[r, k] at a + k * lda + r, all ROWS of them whatever `rows`.
+
+    Column k of A belongs to row listed[k] of B (int32).
 
     The ROWS rows of C behind this tile are fetched for writing, for that is where the next one goes.
     """
-    return types.void(like, *[types.int64] * 10), emitter(partial(_call, "columns"), _COLUMNS)
+    return types.void(like, *[types.int64] * 11), emitter(partial(_call, "columns"), _COLUMNS)
 
 
 def _call(kind, lanes, **given):
@@ -173,7 +175,11 @@ class _Tile:
 
     def _step(self, heads, k):
         """One column of A times one row of B."""
-        packed = self.lanes.at(self.given["pack"], self.builder.mul(k, INT64(self.lanes.count * len(self.offsets))))
+        row = k
+        if "listed" in self.given:
+            listed = self.builder.bitcast(self.given["listed"], INT32.as_pointer())
+            row = self.builder.sext(self.builder.load(self.builder.gep(listed, [k])), INT64)
+        packed = self.lanes.at(self.given["pack"], self.builder.mul(row, INT64(self.lanes.count * len(self.offsets))))
         places = [self.lanes.at(packed, offset) for offset in self.offsets]
         if "b" in self.given:
             parts = self._load(self._line("b", k))
