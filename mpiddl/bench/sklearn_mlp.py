@@ -1,8 +1,8 @@
 """Fits of `MLPClassifier` against scikit-learn's: the same data, parameters, seeds and threads, in turns.
 
-A sample is a whole fit, divided by its steps. ``limit``: the seconds that the products of a step take at the rate of the BLAS of
-numpy on a large square matrix, measured in the same run. ``products`` is that part of our step. ``accuracy`` is ours on the test
-rows, and ``baseline_accuracy`` scikit-learn's.
+A sample is a whole fit, divided by its steps. ``limit_seconds``: what the products of a step take at the rate of numpy's BLAS
+on a large square matrix, measured in the same run. ``products`` is that part of our step. ``accuracy`` is ours on the test rows,
+and ``baseline_accuracy`` scikit-learn's.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ def _measure(comm: Comm, name: str, search: Sequence[Any], threads: int, rounds:
         warnings.simplefilter("ignore")
         Ours(comm=comm, threads=threads, **settings).fit(x[:400], y[:400])  # compiles what is not in the cache
         for turn in range(rounds):
-            makers = {"mpiddl": lambda: Ours(comm=comm, threads=threads, **settings), "scikit-learn": lambda: Theirs(**settings)}
-            for who in list(makers)[:: 1 if turn % 2 else -1]:
-                model = makers[who]().set_params(random_state=turn)
+            models = {"mpiddl": Ours(comm=comm, threads=threads, **settings), "scikit-learn": Theirs(**settings)}
+            for who in list(models)[:: 1 if turn % 2 else -1]:
+                model = models[who].set_params(random_state=turn)
                 begin = now()
                 model.fit(x, y)
                 seconds[who].append((now() - begin) / _steps(case, model))

@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from mpiddl.decomposition import PCA, TruncatedSVD
+from mpiddl.errors import MismatchError
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
@@ -41,6 +42,21 @@ def test_however_rows_are_dealt(comm, solver, deal):
     pca = PCA(3, solver=solver, tol=1e-15, random_state=0, comm=comm).fit(mine(x, comm, deal))
     check(pca, x, 3, "float64")
     assert len(set(comm.allgather(pca.components_.tobytes()))) == 1
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("n", [3, 301])
+@pytest.mark.parametrize("kind", [PCA, TruncatedSVD])
+def test_every_rank_passes_all_rows(comm, kind, n):
+    x, weights = rows_of_all(n, 20), np.arange(n) + 1.0
+    for rows in (x, scipy.sparse.csr_array(x), x.tolist()):
+        found = kind(2, comm=comm, rows="all", random_state=0, tol=1e-12).fit(rows, sample_weight=weights)
+        own = kind(2, comm=comm, random_state=0, tol=1e-12).fit(mine(x, comm), sample_weight=mine(weights, comm))
+        assert found.n_samples_ == n
+        np.testing.assert_allclose(found.components_, own.components_, atol=1e-6)
+    if comm.size > 1:
+        with pytest.raises(MismatchError, match="rows: got other data on rank 1 than on rank 0"):
+            kind(2, comm=comm, rows="all").fit(x + comm.rank)
 
 
 @pytest.mark.mpi

@@ -85,6 +85,22 @@ def test_the_weight_gradient_is_the_product_with_the_inputs_transposed(n, k, m, 
 
 
 @each_dtype
+@pytest.mark.parametrize("share", [0.5, 0.97, 1.0])
+@pytest.mark.parametrize("n", [1, 7, 200, 600])
+def test_the_weight_gradient_leaves_out_zeros_only(n, share, dtype):
+    """Inputs that are zero in whole groups of columns, in some of them, everywhere, and beside NaN."""
+    x, delta = draw(dtype, n, 45), draw(dtype, n, 19)
+    x[:, :20][np.random.default_rng(1).random((n, 20)) < share] = 0
+    x[:, 20:][np.random.default_rng(2).random(n) < share] = 0
+    x64, delta64 = wide(x, delta)
+    found = weight_gradient(x, delta)[0]
+    assert close(found, x64.T @ delta64, np.abs(x64).T @ np.abs(delta64), n)
+    x[n // 2, 30] = np.nan
+    broken = weight_gradient(x, delta)[0]
+    assert np.isnan(broken[30]).all() and np.isfinite(np.delete(broken, 30, axis=0)).all()
+
+
+@each_dtype
 @each_shape
 def test_the_bias_gradient_is_the_sum_of_the_rows(n, k, m, dtype):
     delta = draw(dtype, n, m)
