@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .lanes import WIDTH
     from .loss import softmax_cross_entropy, squared_error
     from .norm import sum_squares
-    from .output_loss import BINARY, POISSON, SOFTMAX, SQUARED, output_loss
+    from .outputs import BINARY, POISSON, SOFTMAX, SQUARED, output_loss
     from .update import adam, momentum, nesterov, rate_in_velocity, sgd
 
 _HOME = {
@@ -45,11 +45,11 @@ _HOME = {
     "network_gradient": "dense.network_gradient",
     "network_scratch": "dense.network_gradient",
     "sparse_network_gradient": "dense.network_gradient",
-    "output_loss": "output_loss",
-    "BINARY": "output_loss",
-    "POISSON": "output_loss",
-    "SOFTMAX": "output_loss",
-    "SQUARED": "output_loss",
+    "output_loss": "outputs",
+    "BINARY": "outputs",
+    "POISSON": "outputs",
+    "SOFTMAX": "outputs",
+    "SQUARED": "outputs",
     "IDENTITY": "dense.panels",
     "LOGISTIC": "dense.panels",
     "RELU": "dense.panels",

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.no_mpi
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-READABLE = ["training", "strategies", "communicator", "decomposition", "neural-network", "collectives", "compare", "launching", "models", "data",
-            "overlap", "gossip"]
+READABLE = ["training", "strategies", "communicator", "decomposition", "neural-network", "collectives", "compare", "launching",
+            "models", "data", "overlap", "gossip"]
 """Pages whose paragraphs have at most WORDS words each."""
 
 WORDS = 90

@@ -25,6 +25,7 @@ mpiddl.doctor: run
 mpiddl.errors: MpiddlError UsageError ShapeError DataError CommError ConvergenceError MismatchError
 mpiddl.layout: Layout block rank_shards shard_count
 mpiddl.models: MLP Model Score Softmax gradcheck
+mpiddl.neural_network: MLPClassifier MLPRegressor
 mpiddl.remote_memory: allocate
 mpiddl.strategies: Combined LocalSGD Pending Placement Replica Step Strategy chain
 mpiddl.testbed: Testbed link_bytes

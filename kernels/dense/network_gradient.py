@@ -23,7 +23,7 @@ from mpiddl.kernels.dense.panels import IDENTITY, LOGISTIC, RELU, TANH
 from mpiddl.kernels.elementwise import logistic_columns, tanh_columns
 from mpiddl.kernels.jit import inlined, kernel
 from mpiddl.kernels.lanes import INT64, base, emitter, size_of
-from mpiddl.kernels.output_loss import output_loss
+from mpiddl.kernels.outputs import output_loss
 
 ROWS_AHEAD = 4
 """Rows that are asked for before they are copied: one is read from memory in about the time of this many copies."""
@@ -44,7 +44,7 @@ def network_gradient(x, index, targets, weights, sizes, activation, loss, eps, p
     """The sum of weight * loss over a batch, and its gradient in `grad`.
 
     x (N, d) is C-contiguous. The batch is x[index], or x itself if `index` (int64) is empty, and so for `targets` and
-    `weights` (see `output_loss`). sizes (int64) are d, the hidden layers and the outputs; `activation` is that
+    `weights` (see `outputs.output_loss`). sizes (int64) are d, the hidden layers and the outputs; `activation` is that
     of the hidden layers.
     params and grad (P,) are flat, of the dtype of x. For a batch of n rows, `layers` holds n * sum(sizes[1:]) elements, `batch`
     n * d (none if `index` is empty), `scratch` those of `network_scratch`.

@@ -4,9 +4,9 @@
 
 For each k, a few vectors of B are loaded, each element of A's column is spread over a vector, and every pair is
 multiplied and added: with AVX-512, 24 multiply-adds to 11 loads. On processors that work on a vector in two halves, the
-last one is a half where no more columns are left: 100 columns of float32 cost 6.5 vectors, not 7. Each
-element of C is one chain of multiply-adds in the order of k, whatever the tile, the blocking or the number of lanes: the bits depend on none of these wherever the
-machine rounds a multiply-add once (all that have FMA do).
+last one is a half where no more columns are left: 100 columns of float32 cost 6.5 vectors, not 7. Each element of C is
+one chain of multiply-adds in the order of k, whatever the tile, the blocking or the number of lanes: the bits depend on
+none of these wherever the machine rounds a multiply-add once (all that have FMA do).
 
 Matrices come as an address and a stride between rows, in elements. S is a row of biases (stride 0), a row of zeros, or
 what an earlier part of the sum left behind. B is packed: row k begins at k times the number of columns rounded up to

@@ -1,14 +1,15 @@
 """Fits of `MLPClassifier` against scikit-learn's: the same data, parameters, seeds and threads, in turns.
 
 A sample is a whole fit, divided by its steps. ``limit_seconds``: what the products of a step take at the rate of numpy's BLAS
-on a large square matrix, measured in the same run. ``products`` is that part of our step. ``accuracy`` is ours on the test rows,
-and ``baseline_accuracy`` scikit-learn's.
+on a large square matrix, measured in the same run. ``products`` is that part of our step. ``accuracy`` is ours on the test
+rows, and ``baseline_accuracy`` scikit-learn's.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -82,7 +83,7 @@ def run(names: Sequence[str], search: Sequence[Any], threads: int = 1, rounds: i
     with sharing.apply(sharing.Threads(threads, threads, "flag")):
         for name in names:
             say(f"{name}: {rounds} rounds")
-            rows += virtual.run(1, lambda comm, name=name: _measure(comm, name, search, threads, rounds))
+            rows += virtual.run(1, partial(_measure, name=name, search=search, threads=threads, rounds=rounds))
     return rows
 
 
@@ -94,11 +95,11 @@ def load(case: Case, search: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.
         y = np.digitize(x[:, 0], [-1, 0, 1])
         return x, y, x, y
     data = open_data(case.data, search)
-    parts = []
-    for rows in (data.train, data.test):
+    parts: list[np.ndarray] = []
+    for rows in (data.train, data.test or data.train):
         [(x, y)] = rows.read([range(min(rows.n, case.rows))])
         parts += [np.asarray(x, case.dtype) / np.array(x.max(), case.dtype), np.asarray(y)]
-    return tuple(parts)  # type: ignore[return-value]
+    return parts[0], parts[1], parts[2], parts[3]
 
 
 def _measure(comm: Comm, name: str, search: Sequence[Any], threads: int, rounds: int) -> dict[str, Any]:

@@ -29,4 +29,4 @@ def check_same(comm: Comm, *arrays: Any) -> None:
     odd = [rank for rank, theirs in enumerate(digests) if theirs != digests[0]]
     if odd:
         raise MismatchError(f"rows: got other data on rank {odd[0]} than on rank 0, expected the same rows on every rank with "
-                            "`rows='all'`; use `rows='own'`, or set `random_state` where the data are drawn or split")
+                            "rows='all'; use rows='own', or set `random_state` where the data are drawn or split")

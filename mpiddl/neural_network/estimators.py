@@ -43,7 +43,7 @@ class _OnRanks(BaseEstimator):
                 return self
             if link.size > 1 and self.rows == OWN:
                 raise UsageError(f"{type(self).__name__}: got {reason}, which only scikit-learn's own code can train, on "
-                                 f"{link.size} ranks; expected `rows='all'`, or one rank")
+                                 f"{link.size} ranks; expected rows='all', or one rank")
         weights = {} if sample_weight is None else {"sample_weight": sample_weight}
         return super()._fit(X, y, incremental=incremental, **weights)
 

@@ -111,7 +111,7 @@ def _check_shapes(model: Any, sizes: list[int]) -> None:
     there = [model.coefs_[0].shape[0], *(coef.shape[1] for coef in model.coefs_)]
     if there != sizes:
         raise ValueError(f"warm_start: got layers of {sizes} units after a fit with {there}, expected the same; use "
-                         "`warm_start=False`")
+                         "warm_start=False")
 
 
 def _rows(samples: Samples, softmax: bool, dtype: np.dtype) -> Rows:

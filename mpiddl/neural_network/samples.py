@@ -94,7 +94,7 @@ def alike(comm: Comm) -> Iterator[None]:
         failed = comm.allgather(failure is not None)
         if any(failed) and not all(failed):
             raise MismatchError(f"rows: got data that scikit-learn refuses on rank {failed.index(True)} and accepts on others, "
-                                "expected the same rows on every rank with `rows='all'`") from failure
+                                "expected the same rows on every rank with rows='all'") from failure
     if failure is not None:
         raise failure
 
