@@ -234,3 +234,16 @@ def test_a_class_with_its_own_backprop_is_trained_by_scikit_learn():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert Own((3,), max_iter=1).fit(X, TARGETS["classes"]).called
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("rows", ["all", "own"])
+def test_more_ranks_than_rows_in_a_batch(comm, rows):
+    """Of two rows in all, the first ranks hold one or none."""
+    x, y = X[:2], TARGETS["number"][:2]
+    own = slice(None) if rows == "all" or comm.rank == comm.size - 1 else slice(0, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        settings = {"hidden_layer_sizes": (3,), "max_iter": 3, "random_state": 0, "batch_size": 1}
+        model = MLPRegressor(comm=comm, rows=rows, **settings).fit(x[own], y[own])
+        assert_same(model, theirs.MLPRegressor(**settings).fit(x, y))
