@@ -21,6 +21,7 @@ from mpiddl.cli import (
     delayed,
     nonblocking,
     overlap,
+    program,
     remote_memory,
     server,
     sklearn_mlp,
@@ -314,4 +315,5 @@ def agreement(path: Path | None, data: str, hidden: tuple[int, ...], steps: int)
     keep(os.environ, "agreement", rows, path)
 
 
+mpiddl.add_command(program.run)
 show_launch_lines(mpiddl)

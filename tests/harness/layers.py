@@ -24,6 +24,7 @@ decomposition                    | PCA and SVD: estimators, the outer loop, the 
 decomposition.solvers            | one solver a file
 decomposition.rows               | rows of arrays, sparse matrices and files; their products
 doctor                           | `mpiddl doctor`: checks of the machine
+torch                            | PyTorch on many ranks: gradients, parameters and loaders of a program
 training.memory_plan             | which memory crosses between ranks, and how often it is copied
 training.session training.watch  | what a run stands on; what happens between steps
 training.agreed_data             | the data and the model of a run, the same on all ranks

@@ -213,6 +213,7 @@ def test_generators_in_different_states(comm):
     assert len(set(comm.allgather(states[1].randint(1 << 30)))) == 1
 
 
+@pytest.mark.more
 @parametrize_with_checks([MLPClassifier(), MLPRegressor()])
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)

@@ -1,0 +1,148 @@
+"""Files that a program writes on ranks other than 0: they go to a folder of the rank's own; rank 0 alone writes results.
+
+A rank reads back what it has written itself, since it finds its own files first: a model that is saved and loaded again is the
+same on all ranks, whether rank 0 has finished writing or not. Covered are ``open``, ``os.mkdir``, ``os.makedirs``,
+``os.remove``, ``os.unlink``, ``os.rename``, ``os.replace``, ``os.rmdir``, ``os.stat`` and what is made of them, such as
+``os.path.exists``, ``pathlib`` and ``shutil.copy``. Folders of ``tempfile`` are each rank's own already, and stay where they
+are. Files that compiled code opens by itself are written by all ranks.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WRITES = set("wax+")
+
+
+class OwnFiles:
+    """The files of one rank; ``remove`` puts everything back and deletes them."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="mpiddl-files-"))
+        self._gone: set[str] = set()
+        self._temporary: list[str] = []
+        self._undo: list[Callable[[], None]] = []
+        self._open, self._stat = builtins.open, os.stat
+        for owner in (builtins, io):
+            self._replace(owner, "open", self._opened)
+        for name in ("mkdir", "makedirs"):
+            self._replace(os, name, self._made)
+        for name in ("remove", "unlink", "rmdir"):
+            self._replace(os, name, self._removed)
+        for name in ("rename", "replace"):
+            self._replace(os, name, self._renamed)
+        self._replace(os, "stat", self._stated)
+        self._make_temporary = tempfile.mkdtemp
+        self._replace(tempfile, "mkdtemp", self._made_temporary)
+
+    def _replace(self, owner: Any, name: str, by: Any) -> None:
+        before = getattr(owner, name)
+        setattr(owner, name, by)
+        self._undo.append(lambda: setattr(owner, name, before))
+
+    def remove(self) -> None:
+        """Put back the functions, and delete this rank's files."""
+        while self._undo:
+            self._undo.pop()()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _own(self, path: Any) -> Path | None:
+        """Where this rank's file of that name lies; None for descriptors, devices, and what is not a path."""
+        try:
+            name = os.path.abspath(os.fsdecode(os.fspath(path)))
+        except TypeError:
+            return None
+        return None if name.startswith(("/dev/", "/proc/", *self._temporary)) else self._folder / name.lstrip("/")
+
+    def _made_temporary(self, *args: Any, **options: Any) -> Any:
+        made, os.mkdir = os.mkdir, _mkdir
+        try:
+            found = self._make_temporary(*args, **options)
+        finally:
+            os.mkdir = made
+        self._temporary.append(os.path.abspath(os.fsdecode(found)))
+        return found
+
+    def _exists(self, path: Any) -> bool:
+        try:
+            self._stat(path)
+        except OSError:
+            return False
+        return True
+
+    def _prepared(self, own: Path) -> None:
+        real = Path("/") / own.parent.relative_to(self._folder)
+        if self._exists(real) or self._exists(own.parent):
+            self._make(own.parent)
+
+    def _make(self, folder: Path) -> None:
+        missing = []
+        while not self._exists(folder):
+            missing.append(folder)
+            folder = folder.parent
+        for each in reversed(missing):
+            _mkdir(each)
+
+    def _opened(self, file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+        own = self._own(file)
+        if own is None:
+            return self._open(file, mode, *args, **options)
+        name = str(own)
+        if WRITES & set(mode):
+            self._prepared(own)
+            if "w" not in mode and "x" not in mode and not self._exists(own) and name not in self._gone and self._exists(file):
+                with self._open(file, "rb") as source, self._open(own, "wb") as copy:
+                    shutil.copyfileobj(source, copy)
+            self._gone.discard(name)
+            return self._open(own, mode, *args, **options)
+        return self._open(own if self._exists(own) or name in self._gone else file, mode, *args, **options)
+
+    def _stated(self, path: Any, *args: Any, **options: Any) -> os.stat_result:
+        own = self._own(path)
+        if own is not None and options.get("dir_fd") is None and (str(own) in self._gone or self._exists(own)):
+            return self._stat(own, *args, **options)
+        return self._stat(path, *args, **options)
+
+    def _made(self, path: Any, mode: int = 0o777, exist_ok: bool = False, **options: Any) -> None:
+        own = self._own(path)
+        if own is None or options.get("dir_fd") is not None:
+            _makedirs(path, mode, exist_ok) if not options else _mkdir(path, mode, **options)
+            return
+        if not exist_ok and self._exists(own):
+            raise FileExistsError(17, "File exists", os.fspath(path))
+        self._make(own)
+
+    def _removed(self, path: Any, **options: Any) -> None:
+        own = self._own(path)
+        if own is None or options.get("dir_fd") is not None:
+            (_rmdir if os.path.isdir(path) else _unlink)(path, **options)
+            return
+        if self._exists(own):
+            (_rmdir if own.is_dir() else _unlink)(own)
+        elif not self._exists(path):
+            raise FileNotFoundError(2, "No such file or directory", os.fspath(path))
+        self._gone.add(str(own))
+
+    def _renamed(self, source: Any, target: Any, **options: Any) -> None:
+        mine, there = self._own(source), self._own(target)
+        if mine is None or there is None:
+            _replace(source, target, **options)
+            return
+        self._prepared(there)
+        if self._exists(mine):
+            _replace(mine, there)
+        else:
+            with self._open(source, "rb") as read, self._open(there, "wb") as copy:
+                shutil.copyfileobj(read, copy)
+        self._gone.add(str(mine))
+        self._gone.discard(str(there))
+
+
+_mkdir, _makedirs, _rmdir, _unlink, _replace = os.mkdir, os.makedirs, os.rmdir, os.unlink, os.replace

@@ -1,0 +1,168 @@
+"""`mpiddl run`: an unchanged program for one machine, on all ranks.
+
+Every rank executes the program. What can be divided is divided (`mpiddl.torch.interception`); printing, progress bars and files
+come from rank 0 alone. On one rank the program runs as with ``python program.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from mpiddl.errors import UsageError
+from mpiddl.programs import sklearn_estimators
+from mpiddl.programs.after_import import AfterImport
+from mpiddl.programs.own_files import OwnFiles
+from mpiddl.programs.table import rows, show
+from mpiddl.transport.comm import Comm
+from mpiddl.transport.mpi import world
+
+HASH_SEED = "PYTHONHASHSEED"
+"""Of strings, from which the order of a set follows: it has to be the same on all ranks."""
+
+
+def same_hashes(env: dict[str, str], ranks: int) -> dict[str, str] | None:
+    """The environment for a new start of the interpreter in which all ranks hash strings alike; None if none is needed."""
+    return None if ranks == 1 or HASH_SEED in env else {**env, HASH_SEED: "0"}
+
+
+def run(program: str, args: Sequence[str], strategy: str = "auto", steps: int = 0, quiet: bool = False) -> None:
+    """Run ``program`` on all ranks of MPI's world.
+
+    Parameters
+    ----------
+    program : str
+        File to run.
+    args : sequence of str
+        Its command line.
+    strategy : str
+        How ranks exchange gradients or parameters (`mpiddl.strategies`).
+    steps : int
+        Steps of the whole run, for strategies that plan; 0 if not known.
+    quiet : bool
+        Print no table at the end.
+
+    Raises
+    ------
+    UsageError
+        The program is no readable file; the strategy does not fit. On every rank.
+
+    Communication
+    -------------
+    Collective over all ranks.
+    """
+    from mpiddl.strategies import make_strategy
+    from mpiddl.torch.local_update import checked
+
+    if not os.path.isfile(program):
+        raise UsageError(f"program: got {program!r}, expected a Python file")
+    chosen = checked(make_strategy(strategy))
+    with world(os.environ) as link:
+        if link.size > 1:
+            chosen.check(link.size)
+            chosen, _ = chosen.resolve(link)
+            if any(chosen.placement(link.size, rank, link.size).serves for rank in range(link.size)):
+                raise UsageError(f"strategy: got {strategy!r}, which needs ranks that only serve; expected a strategy in which "
+                                 "every rank runs the program, such as one with communication=one-sided")
+        session = Session(link, chosen, steps)
+        try:
+            session.execute(program, args)
+            session.finish()
+        finally:
+            session.close()
+        if link.rank == 0 and not quiet:
+            show(session.found(), link.size, strategy)
+
+
+class Session:
+    """A program under way on one rank."""
+
+    def __init__(self, link: Comm, strategy: Any, steps: int):
+        self._link, self._strategy, self._steps = link, strategy, steps
+        self._interception: Any = None
+        self._undo: list[Callable[[], None]] = []
+        self._estimators: Any = None
+        if link.size > 1:
+            self._estimators = sklearn_estimators.install(link)
+            self._undo.append(self._estimators.remove)
+            random.setstate(link.bcast(random.getstate()))
+        self._undo.append(AfterImport({"torch": self._torch, "numpy.random": self._numpy}).remove)
+        for name, call in (("torch", self._torch), ("numpy.random", self._numpy)):
+            if name in sys.modules:
+                call(sys.modules[name])
+        if link.rank:
+            self._undo.append(OwnFiles().remove)
+            self._silence()
+
+    def _silence(self) -> None:
+        """Discard what this rank prints; errors that end it are printed by `mpiddl.transport.uncaught`."""
+        nowhere = open(os.devnull, "w")  # noqa: SIM115
+        before = sys.stdout, sys.stderr
+
+        def back() -> None:
+            sys.stdout, sys.stderr = before
+            nowhere.close()
+
+        sys.stdout = sys.stderr = nowhere
+        self._undo.append(back)
+
+    def _torch(self, torch: Any) -> None:
+        """PyTorch was imported: all ranks start with the random state of rank 0."""
+        from mpiddl.torch.coordinator import Coordinator
+        from mpiddl.torch.interception import Interception
+
+        link = self._link
+        if link.size > 1:
+            torch.set_rng_state(torch.from_numpy(link.bcast(torch.get_rng_state().numpy())))
+            self._share_cores(torch)
+        self._interception = Interception(Coordinator(link.Dup(), self._strategy, self._steps))
+        self._undo.append(self._interception.remove)
+
+    def _share_cores(self, torch: Any) -> None:
+        """Divide the cores of a node among its ranks, unless the user has set a number of threads."""
+        from mpiddl.node.cores import node
+
+        ranks, cores = node(self._link)
+        if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > 1:
+            torch.set_num_threads(max(1, cores // ranks))
+
+    def _numpy(self, random: Any) -> None:
+        if self._link.size > 1:
+            random.set_state(self._link.bcast(random.get_state()))
+
+    def execute(self, program: str, args: Sequence[str]) -> None:
+        """Run the file as ``__main__``."""
+        main = ModuleType("__main__")
+        main.__file__, main.__dict__["__builtins__"] = program, __builtins__
+        before = sys.modules["__main__"], sys.argv, sys.path[0]
+        sys.modules["__main__"], sys.argv = main, [program, *args]
+        sys.path[0] = os.path.dirname(os.path.abspath(program))
+        try:
+            with open(program, "rb") as file:
+                code = compile(file.read(), program, "exec", dont_inherit=True)
+            exec(code, main.__dict__)
+        except SystemExit as left:
+            if left.code not in (None, 0):
+                raise
+        finally:
+            sys.modules["__main__"], sys.argv, sys.path[0] = before
+
+    def finish(self) -> None:
+        """The program is over on this rank; wait for the others. Collective."""
+        if self._interception is not None:
+            self._interception.coordinator.finish()
+
+    def found(self) -> list[tuple[str, str]]:
+        """Lines of the final table."""
+        facts = self._interception.coordinator.facts if self._interception is not None else None
+        fits = self._estimators.rows() if self._estimators is not None else []
+        return rows(facts, [(row.estimator, f"{row.fits} fits: {row.how}") for row in fits], self._link.size)
+
+    def close(self) -> None:
+        """Undo all that was replaced."""
+        while self._undo:
+            self._undo.pop()()

@@ -1,0 +1,50 @@
+"""The table at the end of a program: what was found in it, what was done with it, and what was left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def rows(facts: Any, fits: list[tuple[str, str]], size: int) -> list[tuple[str, str]]:
+    """Pairs of what was found and what was done with it.
+
+    Parameters
+    ----------
+    facts : mpiddl.torch.facts.Facts, optional
+        Of a program that has imported PyTorch.
+    fits : list of (str, str)
+        Estimators of scikit-learn that the program has fitted.
+    size : int
+        Number of ranks.
+    """
+    if size == 1:
+        return [("program", "run on one rank, as without mpiddl")]
+    return [*fits, *(_of_torch(facts, size) if facts is not None else [])] or [
+        ("program", "only replicated, not distributed: it used nothing that mpiddl divides, so all ranks computed the same")]
+
+
+def _of_torch(facts: Any, size: int) -> list[tuple[str, str]]:
+    found = []
+    for name, (sharded, whole) in facts.loaders.items():
+        said = [f"iterated {sharded} times: each batch was divided over {size} ranks"] if sharded else []
+        said += [f"iterated {whole} times whole, on every rank"] if whole else []
+        found.append((name, "; ".join(said)))
+    for name, count in facts.optimisers.items():
+        found.append((name, f"{count} parameters, {facts.steps} steps: gradients of all ranks were combined"))
+    if facts.optimisers and not any(sharded for sharded, _ in facts.loaders.values()):
+        found.append(("training", "only replicated, not distributed: all ranks computed the same samples"))
+    found += [("note", sentence) for sentence in facts.notes]
+    return found
+
+
+def show(lines: list[tuple[str, str]], size: int, strategy: str) -> None:
+    """Print the table to standard error."""
+    table = Table(title=f"mpiddl run, {size} rank{'s' * (size > 1)}, strategy {strategy}", title_justify="left")
+    table.add_column("found")
+    table.add_column("what was done with it")
+    for row in lines:
+        table.add_row(*row)
+    Console(stderr=True).print(table)

@@ -1,0 +1,314 @@
+"""The steps of a program on all ranks: what is exchanged, and when.
+
+A program is the same on every rank. Its events - an epoch begins, a batch comes, a gradient is complete, an optimiser steps,
+the program is over - come in the same order, but not always in the same number: a rank may have no rows in a small batch, or
+leave a loop because of its own loss. At each event that communicates, ranks first meet (`mpiddl.torch.meeting`). Those that are
+ahead
+
+Cost: a meeting for each gradient, and the strategy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from mpiddl.errors import MismatchError
+from mpiddl.strategies.base import Strategy
+from mpiddl.torch.facts import Facts
+from mpiddl.torch.meeting import LAST, Event, Row, behind, meet
+from mpiddl.torch.parameter_set import ParameterSet, broadcast
+from mpiddl.transport.comm import Comm
+
+T = TypeVar("T")
+
+
+class Coordinator:
+    """What the ranks of one program agree on.
+
+    Parameters
+    ----------
+    comm : Comm
+        For this alone.
+    strategy : Strategy
+        Resolved for these ranks.
+    steps : int
+        Steps of the whole run, for strategies that plan; 0 if not known.
+
+    Attributes
+    ----------
+    sets : list of ParameterSet
+    facts : Facts
+        What was found in the program, and what was done.
+    """
+
+    def __init__(self, comm: Comm, strategy: Strategy, steps: int = 0):
+        self.comm, self.strategy, self.facts = comm, strategy, Facts()
+        self.sets: list[ParameterSet] = []
+        self._steps, self._epoch, self._batch, self._forwards = steps, 0, 0, 0
+        self._samples, self._touched, self._sums, self._queued = 0, 0, False, False
+        self._sharded, self._used = 0, False
+        self._aside: list[list[torch.Tensor | None]] | None = None
+        self._total = comm.size
+        self.over = False
+
+    # What the program does
+
+    def add(self, optimiser: torch.optim.Optimizer | None, tensors: Sequence[torch.Tensor] = (),
+            name: str = "") -> ParameterSet:
+        """Take part in the steps of an optimiser, or in the gradients of ``tensors``. It starts with the next event."""
+        found = ParameterSet(optimiser, tensors, name)
+        self.sets.append(found)
+        return found
+
+    def find(self, optimiser: Any) -> ParameterSet | None:
+        """The set of an optimiser, if there is one."""
+        return next((each for each in self.sets if each.optimiser is optimiser), None)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing is to be exchanged."""
+        return self.comm.size == 1 or self.over
+
+    @property
+    def dividing(self) -> bool:
+        """Whether samples that a sharded loader gave were used since the last gradient."""
+        return self._samples > 0 or self._sharded > 0
+
+    def epoch_begins(self, draw: Callable[[], T]) -> T:
+        """Return what ``draw`` returns on rank 0: the batches of an epoch. Collective."""
+        if self.alone:
+            return draw()
+        self.start()
+        self._epoch, self._batch = self._epoch + 1, -1
+        _, active = self._arrive(Event.EPOCH)
+        self._sharded += 1
+        return self._drawn(active[0], draw)
+
+    def _drawn(self, source: int, draw: Callable[[], T] | None) -> T:
+        mine: Any = None
+        if self.comm.rank == source:
+            assert draw is not None
+            try:
+                mine = (draw(), None)
+            except Exception as error:
+                mine = (None, error)
+        found, failure = self.comm.bcast(mine, source)
+        if failure is not None:
+            raise failure
+        return found
+
+    def batch(self, samples: int, number: int) -> None:
+        """Batch ``number`` of an epoch has come, with ``samples`` for this rank; 0: the rank takes part in its gradient now."""
+        self._batch = max(self._batch + 1, number)
+        self._samples = samples if self._used else self._samples + samples
+        self._used = False
+        self.facts.samples += samples
+        if not samples and not self.alone:
+            self._exchange_or_idle()
+
+    def epoch_left(self, ended: bool) -> None:
+        """The batches of an epoch are used up, or the program has left its loop before. In the first case, and in lockstep, it
+        returns when all ranks are here."""
+        self._sharded = max(0, self._sharded - 1)
+        if ended and not self.alone and self.strategy.lockstep:
+            self._batch = LAST
+            self._arrive(Event.EPOCH_END)
+
+    def loss(self, sums: bool) -> None:
+        """A backward pass begins, of a loss that is a sum over samples or their mean."""
+        self._sums = sums
+        if sums and not self.alone and self.strategy.sums_gradients:
+            for each in self.sets:
+                each.scale_incoming(self.comm.size)
+
+    def seen(self, parameters: ParameterSet) -> None:
+        """A gradient of a set was accumulated."""
+        self._touched |= 1 << self.sets.index(parameters)
+        if not self._queued:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._gradient)
+
+    def _gradient(self) -> None:
+        """A backward pass is over."""
+        self._queued = False
+        if self.alone or not self.strategy.sums_gradients:
+            return
+        self.start()
+        self._exchange_or_idle()
+
+    def _exchange_or_idle(self) -> None:
+        if not self.strategy.sums_gradients:
+            if self.strategy.lockstep:
+                self._join_step(self._arrive(Event.STEP)[0])
+            return
+        rows, active = self._arrive(Event.GRADIENT)
+        self._exchange(rows, active, contributes=True)
+        self._touched, self._used = 0, True
+        if not self._sharded:
+            self._batch += 1
+
+    def _exchange(self, rows: list[Row], active: list[int], contributes: bool) -> None:
+        touched, counts = 0, [rows[rank].samples for rank in active]
+        for rank in active:
+            touched |= rows[rank].touched
+        total, equal = sum(counts), len(active) == self.comm.size and len(set(counts)) == 1
+        if any(rows[rank].sums for rank in active) or equal:
+            before, after = float(bool(self._samples) or not total), 1 / self.comm.size
+        else:
+            mine = rows[self.comm.rank].samples / total if total else 1 / len(active)
+            before, after = mine if contributes else 0.0, 1.0
+        for number, each in enumerate(self.sets):
+            if touched >> number & 1:
+                each.exchange(before, after)
+        self._total = total or self.comm.size
+
+    # Meetings
+
+    def _row(self, event: Event) -> Row:
+        settings = hash(tuple(each.settings() for each in self.sets)) & 0xFFFFFFFF
+        return Row(event, self._epoch, self._batch, self._samples, self._touched, settings, int(self._sums),
+                   tuple(each.steps for each in self.sets))
+
+    def _arrive(self, event: Event) -> tuple[list[Row], list[int]]:
+        """Meet until this rank is among those that act. Returns the rows of all ranks, and who acts."""
+        while True:
+            rows = meet(self.comm, self._row(event), max(len(self.sets), 1))
+            active = behind(rows)
+            self._catch_up(rows, active[0])
+            if self.comm.rank in active:
+                self._put_back()
+                if event in (Event.GRADIENT, Event.STEP):
+                    self._same_settings(rows, active)
+                return rows, active
+            self._take_part(rows, active)
+
+    def _take_part(self, rows: list[Row], active: list[int]) -> None:
+        """Do what the active ranks do, without samples."""
+        event = Event(rows[active[0]].event)
+        if event == Event.START:
+            self._raise_different(rows, active)
+        if event == Event.EPOCH:
+            self._drawn(active[0], None)
+        if event == Event.GRADIENT:
+            self._set_aside()
+            self._same_settings(rows, active)
+            self._exchange(rows, active, contributes=False)
+        if event == Event.STEP:
+            self._set_aside()
+            self._same_settings(rows, active)
+            self._join_step([rows[rank] for rank in active])
+
+    def _join_step(self, rows: list[Row]) -> None:
+        """Take part in the steps that ``rows`` are about to make, without samples."""
+        total = sum(row.samples for row in rows) or self.comm.size
+        for number, each in enumerate(self.sets):
+            if any(row.touched >> number & 1 for row in rows):
+                for part in each.local:
+                    part.before_step(0, total, self._sums)
+                each.replay()
+                for part in each.local:
+                    part.after_step(0, total)
+
+    def _raise_different(self, rows: list[Row], active: list[int]) -> None:
+        names = {rank: Event(row.event).name.lower().replace("_", " ") for rank, row in enumerate(rows)}
+        raise MismatchError(f"program: ranks {active[:8]} have other parameters in their optimisers than the other ranks, or "
+                            f"another optimiser (events: {names}); expected the same on all ranks. Does the program depend on "
+                            "random numbers that no seed sets, or on the time?")
+
+    def _set_aside(self) -> None:
+        """Keep gradients of this rank that the active ranks' exchange would overwrite."""
+        if self._aside is None:
+            self._aside = [each.set_aside() for each in self.sets]
+            for each in self.sets:
+                each.restore([None] * len(each.tensors))
+
+    def _put_back(self) -> None:
+        if self._aside is not None:
+            for each, grads in zip(self.sets, self._aside, strict=True):
+                each.restore(grads)
+            self._aside = None
+
+    def _catch_up(self, rows: list[Row], source: int) -> None:
+        """Give ranks that took part without samples what the steps of the others made of the parameters. Collective if any did.
+
+        They cannot make these steps themselves: the program may have changed the gradients in between, by clipping for example.
+        """
+        for number, each in enumerate(self.sets):
+            newest = rows[source].steps[number]
+            if not self.strategy.sums_gradients or all(row.steps[number] == newest for row in rows):
+                continue
+            state = each.optimiser.state_dict() if each.optimiser is not None and self.comm.rank == source else None
+            broadcast(self.comm, each.tensors, source)
+            state = self.comm.bcast(state, source)
+            if each.steps != newest and each.optimiser is not None:
+                each.optimiser.load_state_dict(state)
+            each.steps = newest
+
+    def _same_settings(self, rows: list[Row], active: list[int]) -> None:
+        """Take over the optimisers' settings of the first active rank where they differ. Collective if they do."""
+        if len({row.settings for row in rows}) == 1:
+            return
+        theirs = self.comm.bcast([each.plain_settings() for each in self.sets], active[0])
+        if [len(each) for each in theirs] != [len(each.plain_settings()) for each in self.sets]:
+            self._raise_different(rows, active)
+        for each, groups in zip(self.sets, theirs, strict=True):
+            each.take_settings(groups)
+        self.facts.note("the learning rates or other settings of an optimiser differed between ranks: those of rank "
+                        f"{active[0]} were used")
+
+    def start(self) -> None:
+        """Build what new or changed sets need, with the values of rank 0 in their parameters. Collective if there are any."""
+        waiting = [each for each in self.sets if not each.started or each.changed()]
+        if self.alone or not any(each.wanted() for each in waiting):
+            return
+        rows, active = self._arrive(Event.START)
+        shapes = self.comm.allgather([[(str(t.dtype), tuple(t.shape)) for t in each.wanted()] for each in waiting])
+        if len(active) < self.comm.size or any(theirs != shapes[0] for theirs in shapes):
+            self._raise_different(rows, active if len(active) < self.comm.size else [
+                rank for rank, theirs in enumerate(shapes) if theirs != shapes[0]])
+        for each in waiting:
+            self.facts.broadcast += broadcast(self.comm, each.wanted())
+            each.start(self.comm, self.strategy, self.seen, self._steps)
+            self.facts.optimisers[each.name] = len(each.tensors)
+
+    # Steps of optimisers
+
+    def step_begins(self, each: ParameterSet) -> None:
+        """The optimiser of a set is about to step."""
+        if self.alone or each.replaying:
+            return
+        if not each.started:
+            self.start()
+        if self.strategy.sums_gradients:
+            return
+        samples, total = self._samples or 1, (self._samples or 1) * self.comm.size
+        self._touched = 1 << self.sets.index(each)
+        if self.strategy.lockstep:
+            rows, active = self._arrive(Event.STEP)
+            total = sum(rows[rank].samples for rank in active) or self.comm.size
+        self._total = total
+        for part in each.local:
+            part.before_step(samples, total, self._sums)
+
+    def step_ends(self, each: ParameterSet) -> None:
+        """The optimiser of a set has stepped."""
+        if self.alone or each.replaying:
+            return
+        each.steps += 1
+        self.facts.steps += 1
+        for part in each.local:
+            part.after_step(self._samples or 1, self._total)
+        self._used = True
+
+    def finish(self) -> None:
+        """The program is over on this rank. Returns when it is over on all ranks. Collective."""
+        if self.alone:
+            return
+        self._arrive(Event.END)
+        for each in self.sets:
+            for part in each.local:
+                self.facts.figures |= part.finish()
+        self.over = True

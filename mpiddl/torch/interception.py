@@ -1,0 +1,99 @@
+"""What is replaced in PyTorch while `mpiddl run` runs a program, and what is only listened to.
+
+Listened to, by documented hooks: steps of optimisers (``register_optimizer_step_pre_hook``, ``..._post_hook``) and gradients as
+they accumulate (``Tensor.register_post_accumulate_grad_hook``). Replaced, because there is no hook:
+
+- ``torch.optim.Optimizer.__init__``, to know the parameters before their first gradient;
+- ``torch.utils.data.DataLoader.__iter__``, to divide batches;
+- ``torch.autograd.backward``, to know whether a loss is a mean or a sum.
+
+`remove` undoes all of it. The program's random state, defaults and weights are left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+
+from mpiddl.torch.coordinator import Coordinator
+from mpiddl.torch.loss_reduction import is_sum
+from mpiddl.torch.sharded_loader import PlainLoader, Sharded
+
+
+class Interception:
+    """PyTorch as a program sees it on the ranks of ``coordinator``."""
+
+    def __init__(self, coordinator: Coordinator):
+        self.coordinator = coordinator
+        self._loaders: WeakKeyDictionary[DataLoader[Any], Sharded] = WeakKeyDictionary()
+        self._undo: list[Callable[[], None]] = []
+        self._replace(Optimizer, "__init__", self._optimizer_init)
+        self._replace(DataLoader, "__iter__", self._loader_iter)
+        self._replace(torch.autograd, "backward", self._backward)
+        for hook in (register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)):
+            self._undo.append(hook.remove)
+
+    def remove(self) -> None:
+        """Put back everything."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        before = getattr(owner, name)
+        setattr(owner, name, functools.wraps(before)(make(before)))
+        self._undo.append(lambda: setattr(owner, name, before))
+
+    def _optimizer_init(self, before: Any) -> Any:
+        def init(optimiser: Optimizer, *args: Any, **options: Any) -> None:
+            before(optimiser, *args, **options)
+            if self.coordinator.find(optimiser) is None:
+                self.coordinator.add(optimiser).watch(self.coordinator.seen)
+
+        return init
+
+    def _loader_iter(self, before: Any) -> Any:
+        def iterate(loader: DataLoader[Any]) -> Any:
+            if isinstance(loader, PlainLoader):
+                return before(loader)
+            sharded = self._trains() and not self.coordinator.alone
+            self.coordinator.facts.loader(_described(loader), sharded)
+            if not sharded:
+                return before(loader)
+            if loader not in self._loaders:
+                self._loaders[loader] = Sharded(loader, self.coordinator)
+            return iter(self._loaders[loader])
+
+        return iterate
+
+    def _trains(self) -> bool:
+        """Whether a loader that is iterated now gives batches to train on."""
+        return torch.is_grad_enabled() and any(each.optimiser is not None for each in self.coordinator.sets)
+
+    def _backward(self, before: Any) -> Any:
+        def backward(tensors: Any, *args: Any, **options: Any) -> Any:
+            self.coordinator.loss(is_sum(tensors))
+            return before(tensors, *args, **options)
+
+        return backward
+
+    def _before_step(self, optimiser: Optimizer, args: Any, options: Any) -> None:
+        if (found := self.coordinator.find(optimiser)) is not None:
+            self.coordinator.step_begins(found)
+
+    def _after_step(self, optimiser: Optimizer, args: Any, options: Any) -> None:
+        if (found := self.coordinator.find(optimiser)) is not None:
+            self.coordinator.step_ends(found)
+
+
+def _described(loader: DataLoader[Any]) -> str:
+    kind = type(loader.dataset).__name__
+    length = len(loader.dataset) if hasattr(loader.dataset, "__len__") else "?"
+    return f"{type(loader).__name__} of {kind} ({length} samples, batch {loader.batch_size})"
+
+

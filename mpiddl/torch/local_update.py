@@ -1,0 +1,166 @@
+"""The parameters of one group of an optimiser, under a strategy that does more than sum gradients.
+
+Before the optimiser's step the strategy gets the gradient of this rank and returns the gradient of the update, or none. After
+it, the strategy mixes parameters with other ranks. Parameters, gradients and moments are flat arrays that share memory with the
+program's tensors, so that nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpiddl.errors import UsageError
+from mpiddl.memory import FlatBuffer, aligned_zeros
+from mpiddl.strategies.base import Replica, Step, Strategy
+from mpiddl.strategies.server.one_sided import OneSided
+from mpiddl.strategies.server.two_sided import TwoSided
+from mpiddl.torch.flat_tensors import SHARED, over_numpy, share
+from mpiddl.torch.flat_update import FlatUpdate
+from mpiddl.transport.comm import Comm
+
+ENDLESS = 1 << 40
+"""Steps of a run whose length is not known before its end."""
+
+
+class LocalUpdate:
+    """Parameters of one dtype and one group of an optimiser.
+
+    Parameters
+    ----------
+    comm : Comm
+        Used for this alone; freed with `Free`.
+    strategy : Strategy
+        Resolved.
+    optimiser, group
+        The user's optimiser, and one of its ``param_groups``.
+    tensors : sequence of torch.Tensor
+        Parameters of the group that require gradients, float32 or float64, on the CPU.
+    steps : int
+        Steps of the whole run, for strategies that plan; 0 if not known.
+    """
+
+    def __init__(self, comm: Comm, strategy: Strategy, optimiser: torch.optim.Optimizer, group: dict[str, Any],
+                 tensors: Sequence[torch.Tensor], steps: int = 0):
+        first = tensors[0]
+        if first.dtype not in SHARED or first.device.type != "cpu":
+            raise UsageError(f"strategy {strategy!r}: got parameters of type {first.dtype} on {first.device}, expected float32 "
+                             "or float64 on the CPU; strategies that sum gradients, such as auto, take all types and devices")
+        self._comm, self.strategy, self.tensors, self._group = comm, strategy, list(tensors), group
+        self._optimiser, self._steps = optimiser, steps or ENDLESS
+        self._update = FlatUpdate(optimiser, group, first.dtype)
+        if needs_apply(strategy) and (why := self._update.trouble()):
+            raise UsageError(f"strategy {strategy!r}: got the optimiser {type(optimiser).__name__}: {why}; expected an "
+                             "optimiser such as SGD or Adam, or a strategy that sums gradients, such as auto")
+        kind = SHARED[first.dtype]
+        shapes = {str(number): tuple(tensor.shape) for number, tensor in enumerate(tensors)}
+        buffer = FlatBuffer(shapes, kind)
+        self._params = buffer.flat
+        share(tensors, self._params)
+        self._places = [tensor.data_ptr() for tensor in tensors]
+        memory = strategy.memory(comm, self._params.size, kind)
+        self._grad = aligned_zeros(self._params.size, kind) if memory is None else memory
+        self._own = over_numpy(self._grad, tensors)
+        self._result = aligned_zeros(self._params.size, kind)
+        self._given = over_numpy(self._result, tensors)
+        self._moments = {name: aligned_zeros(self._params.size, kind) for name in self._update.names}
+        self._replica = Replica(self._params, self._moments, self._update, lambda steps: float(group["lr"]),
+                                tensors=list(buffer.slices.values()), layers=buffer.layers)
+        self._adopt()
+        self._state: Any = strategy.init(comm, self._replica)
+        self._index = 0
+        self._rate: Any = None
+
+    @torch.no_grad()
+    def before_step(self, samples: int, total: int, sums: bool) -> bool:
+        """The strategy's part before the update; ``samples`` of this rank and in ``total``. Returns whether it is the last.
+
+        ``sums``: the loss is a sum over the samples, not their mean.
+        """
+        present = self._take(1 if sums else samples)
+        step = self._step(samples, total)
+        combined = self.strategy.combine(self._comm, self._state, self._grad, self._replica, step)
+        self._state = combined.state
+        if combined.count:
+            np.multiply(combined.grad, self._grad.dtype.type((total if sums else 1) / combined.count), out=self._result)
+        for tensor, given, there in zip(self.tensors, self._given, present, strict=True):
+            tensor.grad = given if combined.count and (there or self.strategy.sums) else None
+        if combined.rate != 1.0:
+            self._rate, self._group["lr"] = self._group["lr"], self._group["lr"] * combined.rate
+        self._replica.updates += combined.updates + bool(combined.count)
+        return combined.stop
+
+    @torch.no_grad()
+    def after_step(self, samples: int, total: int) -> None:
+        """The strategy's part after the update."""
+        if self._rate is not None:
+            self._group["lr"], self._rate = self._rate, None
+        self._adopt()
+        self._state = self.strategy.mix(self._comm, self._state, self._replica, self._step(samples, total))
+        self._index += 1
+
+    def _step(self, samples: int, total: int) -> Step:
+        return Step(self._index, samples, total, float(self._group["lr"]), self._steps)
+
+    def _take(self, factor: float) -> list[bool]:
+        """Copy the gradients into the flat array, times ``factor``. Returns which tensors have one."""
+        for tensor, own in zip(self.tensors, self._own, strict=True):
+            if tensor.grad is None:
+                own.zero_()
+            else:
+                grad = tensor.grad.to_dense() if tensor.grad.layout != torch.strided else tensor.grad
+                torch.mul(grad.detach(), factor, out=own)
+        return [tensor.grad is not None for tensor in self.tensors]
+
+    def _adopt(self) -> None:
+        """Move the moments of the optimiser into the flat arrays, where it has made or loaded new ones."""
+        for name, array in self._moments.items():
+            for tensor, view in zip(self.tensors, over_numpy(array, self.tensors), strict=True):
+                value = self._optimiser.state[tensor].get(name) if tensor in self._optimiser.state else None
+                if isinstance(value, torch.Tensor) and value.data_ptr() != view.data_ptr():
+                    view.copy_(value)
+                    self._optimiser.state[tensor][name] = view
+
+    def moved(self) -> bool:
+        """Whether the program has put other memory under its parameters."""
+        return any(tensor.data_ptr() != place for tensor, place in zip(self.tensors, self._places, strict=True))
+
+    def consensus(self) -> np.ndarray | None:
+        """The one model of all ranks where it differs from this rank's parameters, else None. Collective, in lockstep only."""
+        from mpiddl.strategies.periodic.averages import average
+
+        found = self.strategy.model(self._comm, self._state, self._params)
+        if found is None and not self.strategy.replicated:
+            found = self._params.copy()
+            average(self._comm, found)
+        return found
+
+    @property
+    def params(self) -> np.ndarray:
+        """The flat parameters of this rank."""
+        return self._params
+
+    def finish(self) -> dict[str, Any]:
+        """Leave the final model in the parameters. Returns the strategy's figures. Collective."""
+        self.strategy.finish(self._comm, self._state, self._replica)
+        return self.strategy.figures(self._comm, self._state, self._replica)
+
+    def Free(self) -> None:
+        """Collective."""
+        self._comm.Free()
+
+
+def needs_apply(strategy: Strategy) -> bool:
+    """Whether a strategy makes updates with the optimiser itself."""
+    return isinstance(strategy, (OneSided, TwoSided)) or strategy.guesses or not strategy.lockstep
+
+
+def checked(strategy: Strategy) -> Strategy:
+    """A strategy that a program can be trained with; a `UsageError` otherwise."""
+    if strategy.by_shard or type(strategy).blocks is not Strategy.blocks or type(strategy).shards is not Strategy.shards:
+        raise UsageError(f"strategy: got {strategy!r}, which needs the gradients of single blocks of rows; a program computes "
+                         "one gradient for each batch. Expected another one, such as auto or multicast-allreduce")
+    return strategy

@@ -1,0 +1,164 @@
+"""The parameters of one optimiser, or of a model without one, and how a strategy exchanges them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpiddl.strategies.base import Strategy
+from mpiddl.torch.flat_tensors import by_dtype
+from mpiddl.torch.local_update import LocalUpdate
+from mpiddl.torch.summed_gradients import SummedGradients
+from mpiddl.transport.comm import Comm
+
+
+class ParameterSet:
+    """Parameters that are updated together.
+
+    Parameters
+    ----------
+    optimiser : torch.optim.Optimizer, optional
+        The user's. Without one, ``tensors`` are given, and their gradients are summed.
+    tensors : sequence of torch.Tensor
+        Parameters of a model that the program updates by itself.
+    name : str
+        For messages and the final table.
+
+    Attributes
+    ----------
+    steps : int
+        Steps that were taken, with those that this rank made for others.
+    """
+
+    def __init__(self, optimiser: torch.optim.Optimizer | None, tensors: Sequence[torch.Tensor] = (), name: str = ""):
+        self.optimiser, self.name = optimiser, name or type(optimiser).__name__
+        self._given = list(tensors)
+        self.summed: list[SummedGradients] = []
+        self.local: list[LocalUpdate] = []
+        self.tensors: list[torch.Tensor] = []
+        self._hooks: list[Any] = []
+        self.steps = 0
+        self.started = self.replaying = False
+        self._scaled = False
+
+    def wanted(self) -> list[torch.Tensor]:
+        """The parameters that require gradients now."""
+        groups = self.optimiser.param_groups if self.optimiser is not None else [{"params": self._given}]
+        found: dict[int, torch.Tensor] = {}
+        for group in groups:
+            found.update((id(tensor), tensor) for tensor in group["params"] if tensor.requires_grad)
+        return list(found.values())
+
+    def changed(self) -> bool:
+        """Whether other parameters require gradients than when the set was built, or lie in other memory."""
+        wanted = self.wanted()
+        return len(wanted) != len(self.tensors) or any(
+            now is not then for now, then in zip(wanted, self.tensors, strict=True)) or any(each.moved() for each in self.local)
+
+    def watch(self, seen: Callable[[ParameterSet], None]) -> None:
+        """Call ``seen`` whenever a gradient of the set has been accumulated."""
+        for hook in self._hooks:
+            hook.remove()
+        self.tensors = self.wanted()
+        self._hooks = [tensor.register_post_accumulate_grad_hook(lambda _: seen(self)) for tensor in self.tensors]
+
+    def scale_incoming(self, factor: float) -> None:
+        """Multiply every gradient by ``factor`` before it is accumulated, from now on."""
+        if not self._scaled:
+            self._hooks += [tensor.register_hook(lambda grad: grad * factor) for tensor in self.tensors]
+            self._scaled = True
+
+    @torch.no_grad()
+    def start(self, comm: Comm, strategy: Strategy, seen: Callable[[ParameterSet], None], steps: int = 0) -> None:
+        """Build what the strategy needs. Collective; all ranks have the same parameters."""
+        self.free()
+        self.watch(seen)
+        self._scaled = False
+        self.started = True
+        if strategy.sums_gradients or self.optimiser is None:
+            self.summed = [SummedGradients(comm.Dup(), strategy, tensors) for tensors in by_dtype(self.tensors).values()]
+            return
+        for group in self.optimiser.param_groups:
+            tensors = [tensor for tensor in group["params"] if tensor.requires_grad]
+            self.local += [LocalUpdate(comm.Dup(), strategy, self.optimiser, group, each, steps)
+                           for each in by_dtype(tensors).values()]
+
+    def free(self) -> None:
+        """Collective."""
+        for summed in self.summed:
+            summed.Free()
+        for local in self.local:
+            local.Free()
+        self.summed, self.local = [], []
+
+    def exchange(self, before: float, after: float) -> None:
+        """Sum the gradients over all ranks (`SummedGradients.exchange`). Collective."""
+        for each in self.summed:
+            each.exchange(before, after)
+
+    def set_aside(self) -> list[torch.Tensor | None]:
+        """Copies of this rank's gradients."""
+        return [None if tensor.grad is None else tensor.grad.detach().clone() for tensor in self.tensors]
+
+    def restore(self, grads: list[torch.Tensor | None]) -> None:
+        """Put back what `set_aside` returned."""
+        for tensor, grad in zip(self.tensors, grads, strict=True):
+            tensor.grad = grad
+
+    def replay(self) -> None:
+        """Make the step of the optimiser, with the gradients that there are, without the program."""
+        self.steps += 1
+        if self.optimiser is not None:
+            self.replaying = True
+            try:
+                type(self.optimiser).step(self.optimiser)
+            finally:
+                self.replaying = False
+
+    def settings(self) -> tuple[float, ...]:
+        """The numbers among the optimiser's settings, by which replicas could differ."""
+        groups = self.optimiser.param_groups if self.optimiser is not None else []
+        return (len(self.tensors), *(float(value) for group in groups for value in _numbers(group)))
+
+    def take_settings(self, groups: list[dict[str, Any]]) -> None:
+        """Take over the settings of another rank, as `plain_settings` gives them."""
+        if self.optimiser is not None:
+            for mine, theirs in zip(self.optimiser.param_groups, groups, strict=True):
+                mine.update(theirs)
+
+    def plain_settings(self) -> list[dict[str, Any]]:
+        """The optimiser's settings, without parameters."""
+        groups = self.optimiser.param_groups if self.optimiser is not None else []
+        return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+
+def _numbers(group: dict[str, Any]) -> list[Any]:
+    found: list[Any] = []
+    for name, value in group.items():
+        if name == "params":
+            continue
+        values = value if isinstance(value, (tuple, list)) else [value]
+        found += [each for each in values if isinstance(each, (int, float)) or (
+            isinstance(each, torch.Tensor) and each.numel() == 1)]
+    return found
+
+
+@torch.no_grad()
+def broadcast(comm: Comm, tensors: Sequence[torch.Tensor], root: int = 0) -> int:
+    """Give all ranks the values of rank ``root``. Returns how many tensors differed on any rank. Collective."""
+    differ = 0
+    for tensor in tensors:
+        if tensor.numel() == 0 or tensor.layout != torch.strided:
+            continue
+        whole = tensor.detach().cpu().contiguous().clone()
+        raw = (torch.view_as_real(whole) if whole.is_complex() else whole).view(-1).view(torch.uint8)
+        mine, theirs = raw.numpy(), raw.numpy().copy()
+        comm.Bcast(theirs, root)
+        if not np.array_equal(mine, theirs):
+            mine[:] = theirs
+            tensor.copy_(whole)
+            differ += 1
+    return differ

@@ -1,0 +1,201 @@
+"""A `DataLoader` whose batches are divided over ranks: each rank loads and computes its part of every batch.
+
+Rank 0 draws the order of an epoch, with the loader's own sampler, and tells the others. A loader of its own on each rank, with
+the same data set, workers and functions, then loads this rank's part of each batch. A loader whose batches are not made of
+indices (an iterable data set, or one that yields whole batches) is iterated whole on every rank, and each rank keeps its part
+of the rows of every tensor; if tensors have no common number of rows, the batch stays whole.
+
+Cost: a broadcast of the indices of an epoch, 8 bytes a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from mpiddl.layout import block
+from mpiddl.torch.coordinator import Coordinator
+
+MOST_INDICES = 100_000_000
+"""Samples of an epoch whose order is drawn in advance. A longer epoch is divided as an iterable data set is."""
+
+COPIED = ("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
+          "generator", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order")
+"""Arguments of a loader that its copy takes over, where the torch version has them."""
+
+
+class Shares:
+    """The batches of an epoch, as a batch sampler: this rank's part of each, without empty parts."""
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class Sharded:
+    """A user's loader, divided over the ranks of ``coordinator``. Iterate it once an epoch."""
+
+    def __init__(self, loader: DataLoader[Any], coordinator: Coordinator):
+        self.loader, self._coordinator = loader, coordinator
+        self._shares = Shares()
+        self._copy: DataLoader[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._by_index() if self._indexed() else self._by_rows()
+
+    def _indexed(self) -> bool:
+        """Whether batches are made of indices that are known before the epoch."""
+        loader = self.loader
+        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+            return False
+        try:
+            return len(loader.batch_sampler) * (loader.batch_size or 1) <= MOST_INDICES  # type: ignore[arg-type]
+        except TypeError:
+            return False
+
+    def _by_index(self) -> Iterator[Any]:
+        coordinator, size, rank = self._coordinator, self._coordinator.comm.size, self._coordinator.comm.rank
+        after = self._state()
+        batches = coordinator.epoch_begins(lambda: _packed(self._drawn(after)))
+        shares = [(number, share) for number, batch in enumerate(_unpacked(batches)) for share in [part(batch, size, rank)]]
+        self._shares.batches = [share for _, share in shares if share]
+        loaded = iter(self._plain())
+        if rank == 0:
+            self._generator().set_state(after)
+        ended = False
+        try:
+            for number, share in shares:
+                coordinator.batch(len(share), number)
+                if share:
+                    yield next(loaded)
+            ended = True
+        finally:
+            coordinator.epoch_left(ended)
+
+    def _generator(self) -> torch.Generator:
+        return self.loader.generator or torch.default_generator
+
+    def _state(self) -> torch.Tensor:
+        return self._generator().get_state()
+
+    def _drawn(self, after: torch.Tensor) -> list[Any]:
+        """The batches of an epoch, from the random numbers that the loader itself would take: after the seed of its workers.
+
+        The generator is as before the call when it returns; ``after`` gets its state as the loader would leave it.
+        """
+        before = after.clone()
+        torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+        found = list(self.loader.batch_sampler)  # type: ignore[arg-type]
+        after.copy_(self._state())
+        self._generator().set_state(before)
+        return found
+
+    def _by_rows(self) -> Iterator[Any]:
+        coordinator = self._coordinator
+        coordinator.epoch_begins(lambda: None)
+        ended = False
+        try:
+            for number, batch in enumerate(original_iter(self.loader)):
+                rows = common_rows(batch)
+                if rows is None:
+                    coordinator.facts.note(f"a batch of type {type(batch).__name__} has no common number of rows: it was not "
+                                           "divided, all ranks computed it")
+                    coordinator.batch(1, number)
+                    yield batch
+                    continue
+                kept = block(rows, coordinator.comm.size, coordinator.comm.rank)
+                coordinator.batch(len(kept), number)
+                if kept:
+                    yield cut(batch, rows, slice(kept.start, kept.stop))
+            ended = True
+        finally:
+            coordinator.epoch_left(ended)
+
+    def _plain(self) -> DataLoader[Any]:
+        """The loader of this rank's parts; it is kept, and with it the workers that live on."""
+        if self._copy is None:
+            given = {name: getattr(self.loader, name) for name in COPIED if hasattr(self.loader, name)}
+            self._copy = PlainLoader(batch_sampler=self._shares, **given)
+        return self._copy
+
+
+class PlainLoader(DataLoader[Any]):
+    """A loader of ours, which nothing divides once more."""
+
+
+original_iter = DataLoader.__iter__
+"""As torch defines it."""
+
+
+def part(batch: Sequence[Any], size: int, rank: int) -> list[Any]:
+    """The part of a batch that a rank computes: parts are contiguous, and their lengths differ by one at most.
+
+    Examples
+    --------
+    >>> [part([7, 3, 5], 2, rank) for rank in range(2)]
+    [[7, 3], [5]]
+    """
+    kept = block(len(batch), size, rank)
+    return list(batch[kept.start : kept.stop])
+
+
+def _packed(batches: list[Any]) -> Any:
+    """Batches of integers as one tensor, which travels faster than many lists."""
+    try:
+        flat = torch.tensor([index for batch in batches for index in batch], dtype=torch.int64)
+    except (TypeError, ValueError, RuntimeError):
+        return batches
+    if any(type(index) is not int for batch in batches[:1] for index in batch):
+        return batches
+    return flat.numpy(), [len(batch) for batch in batches]
+
+
+def _unpacked(packed: Any) -> list[Any]:
+    if isinstance(packed, list):
+        return packed
+    flat, lengths = packed
+    numbers, begin, found = flat.tolist(), 0, []
+    for length in lengths:
+        found.append(numbers[begin : begin + length])
+        begin += length
+    return found
+
+
+def common_rows(batch: Any) -> int | None:
+    """The length of the first dimension that all tensors in nested lists, tuples and dicts have; None if there is none."""
+    lengths = {leaf.shape[0] if leaf.ndim else None for leaf in _leaves(batch)}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def _leaves(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, dict):
+        for value in batch.values():
+            yield from _leaves(value)
+    elif isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from _leaves(value)
+
+
+def cut(batch: Any, rows: int, kept: slice) -> Any:
+    """Rows ``kept`` of all tensors in a batch, and of lists that have one entry a row."""
+    if isinstance(batch, torch.Tensor):
+        return batch[kept]
+    if isinstance(batch, dict):
+        return type(batch)({name: cut(value, rows, kept) for name, value in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(cut(value, rows, kept) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        if len(batch) == rows and not any(True for _ in _leaves(batch)):
+            return batch[kept]
+        return type(batch)(cut(value, rows, kept) for value in batch)
+    return batch
