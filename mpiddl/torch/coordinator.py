@@ -2,8 +2,8 @@
 
 A program is the same on every rank. Its events - an epoch begins, a batch comes, a gradient is complete, an optimiser steps,
 the program is over - come in the same order, but not always in the same number: a rank may have no rows in a small batch, or
-leave a loop because of its own loss. At each event that communicates, ranks first meet (`mpiddl.torch.meeting`). Those that are
-ahead
+leave a loop because of its own loss. At each event that communicates, ranks first meet (`mpiddl.torch.meeting`). Those that
+are ahead take part without samples, and get the parameters that the others' steps lead to, so that all replicas stay equal.
 
 Cost: a meeting for each gradient, and the strategy's.
 """

@@ -53,11 +53,11 @@ class Sharded:
 
     def _indexed(self) -> bool:
         """Whether batches are made of indices that are known before the epoch."""
-        loader = self.loader
-        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        sampler: Any = self.loader.batch_sampler
+        if isinstance(self.loader.dataset, IterableDataset) or sampler is None:
             return False
         try:
-            return len(loader.batch_sampler) * (loader.batch_size or 1) <= MOST_INDICES  # type: ignore[arg-type]
+            return len(sampler) * (self.loader.batch_size or 1) <= MOST_INDICES
         except TypeError:
             return False
 
@@ -91,9 +91,10 @@ class Sharded:
 
         The generator is as before the call when it returns; ``after`` gets its state as the loader would leave it.
         """
-        before = after.clone()
+        before, sampler = after.clone(), self.loader.batch_sampler
+        assert sampler is not None
         torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
-        found = list(self.loader.batch_sampler)  # type: ignore[arg-type]
+        found = list(sampler)
         after.copy_(self._state())
         self._generator().set_state(before)
         return found
