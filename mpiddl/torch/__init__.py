@@ -1,4 +1,5 @@
-"""PyTorch on many ranks: gradients, parameters and data loaders of a program, exchanged and divided by mpiddl's strategies.
+"""PyTorch on mpiddl. Importing this package registers the `torch.distributed` backend "mpiddl"; it starts no MPI."""
 
-Importing this package loads neither torch nor MPI.
-"""
+from mpiddl.torch.process_group_register import register
+
+register()

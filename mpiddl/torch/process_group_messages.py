@@ -1,0 +1,199 @@
+"""Messages between two ranks of a process group: send, receive, receive from any source, and the monitored barrier.
+
+They are no part of the queue of collectives: two ranks may both receive first and send then. The MPI library moves messages
+inside its calls only, so a thread asks for those under way while the program computes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpiddl.errors import CommError, UsageError
+from mpiddl.machine.clock import now
+from mpiddl.torch.process_group_tensors import Flat, one
+from mpiddl.torch.process_group_work import NO_TIMEOUT, Work
+
+SPINS = 200
+"""Looks without a sleep between them: a message on one host comes within some of them."""
+
+PAUSES_S = 0.00005, 0.001
+"""Sleep between later looks: at first, and at most."""
+
+
+class Message(Work):
+    """A send or a receive under way."""
+
+    def __init__(self, name: str, flat: Flat, request: Any, peer: str, timeout: timedelta, receives: bool):
+        super().__init__(name, [flat.tensor])
+        self._flat, self._request, self._peer, self._timeout, self._receives = flat, request, peer, timeout, receives
+        self._asking = threading.Lock()  # MPI allows one thread at a time for a request
+
+    def ask(self) -> bool:
+        """Whether it is over; local."""
+        if self._over or not self._asking.acquire(blocking=False):
+            return self._over
+        status = MPI.Status()
+        try:
+            if not self._over and self._request.Test(status):
+                if self._receives:
+                    self._source = status.source
+                    self._flat.put_back()
+                self.finish()
+        except MPI.Exception as failed:
+            self.finish(CommError(f"{self.name}: got {failed.Get_error_string()} {self._peer}, expected a message of at most "
+                                  f"{self._flat.words.nbytes} bytes"))
+        finally:
+            self._asking.release()
+        return self._over
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Until it is over.
+
+        Raises
+        ------
+        CommError
+            Nothing came, or nothing was taken, within the timeout, by default the group's.
+        """
+        limit = (timeout if timeout.total_seconds() > 0 else self._timeout).total_seconds()
+        if not patient(self.ask, limit):
+            raise CommError(f"{self.name}: got no message {self._peer} in {limit:g} s, expected the matching call on that rank")
+        return super().wait()
+
+    def is_completed(self) -> bool:
+        return self.ask()
+
+
+def patient(ask: Callable[[], bool], limit_s: float) -> bool:
+    """Ask until the answer is yes; False if it was not after ``limit_s``."""
+    deadline, pause = now() + limit_s, PAUSES_S[0]
+    for _ in range(SPINS):
+        if ask():
+            return True
+        os.sched_yield()
+    while not ask():
+        if now() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(1.2 * pause, PAUSES_S[1])
+    return True
+
+
+class Messages:
+    """The messages of one group, on a communicator of its own, which it frees."""
+
+    def __init__(self, raw: Any, timeout: timedelta, threads: bool):
+        self._raw, self._threads = raw, threads
+        self.timeout = timeout
+        self.largest_tag = raw.Get_attr(MPI.TAG_UB) - 1  # one more is the monitored barrier's
+        self._open: list[Message] = []
+        self._news = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._ended = False
+
+    def send(self, tensors: Any, dest: int, tag: int) -> Work:
+        flat = Flat(one("tensor", tensors))
+        self._check(tag, "dst", dest)
+        request = self._raw.Isend(flat.words, dest, tag)
+        return self._watched(Message("send", flat, request, f"taken by rank {dest}", self.timeout, False))
+
+    def recv(self, tensors: Any, source: int, tag: int) -> Work:
+        flat = Flat(one("tensor", tensors), fill=False)
+        self._check(tag, "src", source)
+        request = self._raw.Irecv(flat.words, source, tag)
+        return self._watched(Message("recv", flat, request, f"from rank {source}", self.timeout, True))
+
+    def recv_any(self, tensors: Any, tag: int) -> Work:
+        flat = Flat(one("tensor", tensors), fill=False)
+        self._check(tag, "src", 0)
+        request = self._raw.Irecv(flat.words, MPI.ANY_SOURCE, tag)
+        return self._watched(Message("recv", flat, request, "from any rank", self.timeout, True))
+
+    def _check(self, tag: int, name: str, rank: int) -> None:
+        if not 0 <= tag < self.largest_tag:
+            raise UsageError(f"tag: got {tag}, expected 0 to {self.largest_tag - 1}, the largest tag of the MPI library")
+        if not 0 <= rank < self._raw.size:
+            raise UsageError(f"{name}: got {rank}, expected a rank of the group, 0 to {self._raw.size - 1}")
+
+    def _watched(self, message: Message) -> Message:
+        if not message.ask() and self._threads:
+            with self._news:
+                self._open.append(message)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._look_after, name="mpiddl messages", daemon=True)
+                    self._thread.start()
+                self._news.notify()
+        return message
+
+    def _look_after(self) -> None:
+        pause = PAUSES_S[0]
+        while not self._ended:
+            with self._news:
+                before, self._open = len(self._open), [message for message in self._open if not message._over]
+                while not (self._open or self._ended):
+                    self._news.wait()
+                    pause = PAUSES_S[0]
+                asked = list(self._open)
+            over = sum([message.ask() for message in asked])
+            pause = PAUSES_S[0] if over or len(asked) > before else min(1.2 * pause, PAUSES_S[1])
+            time.sleep(pause)
+
+    def barrier(self, timeout: timedelta, wait_all: bool) -> None:
+        """A barrier through rank 0, which tells which ranks have not come.
+
+        Raises
+        ------
+        CommError
+            On rank 0: ranks that have not come within ``timeout``. On others: rank 0 has not let them go.
+
+        Communication
+        -------------
+        An empty message to rank 0 and one back.
+        """
+        raw, tag, nothing = self._raw, self.largest_tag, np.empty(0, np.uint8)
+        limit = timeout.total_seconds()
+        if raw.rank:
+            raw.Isend(nothing, 0, tag).Free()
+            answer = raw.Irecv(nothing, 0, tag)
+            if not patient(answer.Test, limit):
+                _give_up(answer)
+                raise CommError(f"monitoredBarrier: got no answer of rank 0 on rank {raw.rank} in {1000 * limit:g} ms, expected "
+                                "monitored_barrier() on every rank of the group")
+            return
+        coming = {rank: raw.Irecv(nothing, rank, tag) for rank in range(1, raw.size)}
+        deadline, missing = now() + limit, []
+        for rank, request in coming.items():
+            if (missing and not wait_all) or not patient(request.Test, max(deadline - now(), 0.0)):
+                missing.append(rank)
+        if missing:
+            for rank in missing:
+                _give_up(coming[rank])
+            told = missing if wait_all else missing[:1]
+            raise CommError(f"Rank{'s' * (len(told) > 1)} {', '.join(map(str, told))} failed to pass monitoredBarrier in "
+                            f"{1000 * limit:g} ms")
+        for rank in coming:
+            raw.Isend(nothing, rank, tag).Free()
+
+    def end(self) -> None:
+        """Its thread ends."""
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def free(self) -> None:
+        """Collective."""
+        self._raw.Free()
+
+
+def _give_up(request: Any) -> None:
+    request.Cancel()
+    request.Free()

@@ -1,0 +1,123 @@
+"""Tensors as numpy arrays: views of their memory where they are contiguous, a copy and a way back where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpiddl.errors import ShapeError, UsageError
+
+HALF = (torch.float16, torch.bfloat16)
+"""numpy has no bfloat16, and MPI reduces neither: sums are made of float32 (`mpiddl.torch.process_group_half`)."""
+
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""What moves elements of so many bytes without a look at them."""
+
+REDUCED = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64, torch.complex64,
+           torch.complex128, torch.bool, *HALF)  # fmt: skip
+
+
+class Flat:
+    """A tensor as one contiguous 1-D tensor: its own memory, or a copy.
+
+    Attributes
+    ----------
+    tensor : Tensor
+        The given one.
+    data : Tensor
+        Contiguous, 1-D.
+    """
+
+    def __init__(self, tensor: torch.Tensor, fill: bool = True):
+        self.tensor, plain = tensor, tensor.detach()
+        if plain.is_contiguous() and not (plain.is_conj() or plain.is_neg()):
+            self.data = plain.view(-1)
+        elif fill:
+            self.data = plain.resolve_conj().resolve_neg().contiguous().view(-1)
+        else:
+            self.data = torch.empty(plain.numel(), dtype=plain.dtype)
+        self._own = self.data.numel() == 0 or self.data.data_ptr() == plain.data_ptr()
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """As an array of the tensor's dtype; bool as uint8. Only of dtypes that numpy has."""
+        return (self.data.view(torch.uint8) if self.data.dtype == torch.bool else self.data).numpy()
+
+    @property
+    def words(self) -> np.ndarray:
+        """As an array of integers of the elements' size, for moving."""
+        return words(self.data)
+
+    def put_back(self) -> None:
+        """Into the given tensor, if that is not its memory."""
+        if not self._own:
+            store(self.tensor, self.data.view(self.tensor.shape))
+
+
+def words(data: torch.Tensor) -> np.ndarray:
+    """A contiguous 1-D tensor as an array of integers that shares its memory."""
+    if data.is_complex():
+        data = torch.view_as_real(data).view(-1)
+    found: np.ndarray = data.view(WORDS[data.element_size()]).numpy()
+    return found
+
+
+def store(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Write into a tensor whose gradient somebody may want: as a collective, not as a step of the user's graph."""
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        tensor.detach().copy_(values)
+
+
+def check(name: str, tensors: Any, reduced: bool = False) -> list[torch.Tensor]:
+    """The tensors of a call, a single one as a list; raises for what cannot be served. Local.
+
+    Raises
+    ------
+    UsageError
+        No tensor; not a dense tensor on the CPU; a dtype without arithmetic, if it is ``reduced``.
+    """
+    found = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    for tensor in found:
+        if not isinstance(tensor, torch.Tensor):
+            raise UsageError(f"{name}: got {type(tensor).__name__}, expected a tensor")
+        if tensor.device.type != "cpu":
+            raise UsageError(f'{name}: got a tensor on {tensor.device}, expected one on the CPU; the backend "mpiddl" serves '
+                             "CPU tensors only: tensor.cpu()")
+        if tensor.layout != torch.strided:
+            raise UsageError(f"{name}: got a tensor of layout {tensor.layout}, expected a dense one: tensor.to_dense()")
+        if reduced and tensor.dtype not in REDUCED:
+            raise UsageError(f"{name}: got a reduction of {tensor.dtype}, expected an integer, float or complex dtype: "
+                             "tensor.float()")
+    return found
+
+
+def one(name: str, tensors: Any, reduced: bool = False) -> torch.Tensor:
+    """The only tensor of a call; a `ShapeError` for several, which are for several devices a process."""
+    found = check(name, tensors, reduced)
+    if len(found) != 1:
+        raise ShapeError(f"{name}: got {len(found)} tensors, expected one, because a rank has one device")
+    return found[0]
+
+
+def check_list(name: str, tensors: Sequence[torch.Tensor], size: int, like: torch.Tensor, same_size: bool = True) -> None:
+    """Raise a `ShapeError` unless there is one tensor a rank, of the dtype (and number of elements) of ``like``."""
+    if len(tensors) != size:
+        raise ShapeError(f"{name}: got a list of {len(tensors)} tensors, expected {size}, one for each rank of the group")
+    for rank, tensor in enumerate(tensors):
+        if tensor.dtype != like.dtype or (same_size and tensor.numel() != like.numel()):
+            raise ShapeError(f"{name}: got {tensor.numel()} elements of {tensor.dtype} for rank {rank}, expected "
+                             f"{like.numel()} elements of {like.dtype}")
+
+
+def neighbours_in_memory(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """One flat tensor over all of them, if they lie in one storage one behind the other, in order; else None."""
+    first, place = tensors[0], tensors[0].storage_offset()
+    for tensor in tensors:
+        same = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not (same and tensor.storage_offset() == place and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
+            return None
+        place += tensor.numel()
+    return first.detach().as_strided((place - first.storage_offset(),), (1,), first.storage_offset())
