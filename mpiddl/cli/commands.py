@@ -27,6 +27,7 @@ from mpiddl.cli import (
     sklearn_mlp,
     start,
     testbed,
+    torch_ddp,
     tuning,
 )
 from mpiddl.cli.files import json_option
@@ -248,6 +249,7 @@ bench.add_command(remote_memory.remote_memory)
 bench.add_command(server.server)
 bench.add_command(sklearn_mlp.sklearn_mlp)
 bench.add_command(start.start)
+bench.add_command(torch_ddp.torch_ddp)
 mpiddl.add_command(testbed.testbed)
 mpiddl.add_command(compare.compare)
 decomposition.add_to(mpiddl)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import linecache
 import os
 import sys
@@ -29,7 +30,7 @@ TAG = 32766
 EXIT_S = 1.0
 """Without MPI, the head start of rank 0: a launcher ends the other ranks when one has left with an error."""
 
-INNER = {"mpiddl", "click", "sklearn", "joblib", "numpy", "scipy", "numba"} | sys.stdlib_module_names
+INNER = {"mpiddl", "click", "sklearn", "joblib", "numpy", "scipy", "numba", "torch"} | sys.stdlib_module_names
 """Packages whose frames tell a user nothing."""
 
 spell: Callable[[str], str] = str
@@ -83,12 +84,22 @@ class _Once:
             if any(_package(step) == "mpiddl" for step in _steps(trace)):
                 _trim(error)
             self._before(kind, error, error.__traceback__)
+            _show_held_back()
             world = _world()
             if world is not None and world.size > 1 and isinstance(error, Exception) and not _all_fail(world):
                 _abort(world, 1)
         elif _speaks(error):
             where = place(trace) if isinstance(error, MpiddlError) else ""
             print(f"{where}mpiddl: error: {text(error)}", file=sys.stderr, flush=True)
+
+
+def _show_held_back() -> None:
+    """Print what a hook outside of ours has collected: torch.distributed puts a buffer in the place of ``sys.stderr``, which
+    would be lost where the job ends."""
+    if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+        print(sys.stderr.getvalue(), end="", file=sys.__stderr__, flush=True)
+        sys.stderr.seek(0)
+        sys.stderr.truncate()
 
 
 def _speaks(error: BaseException) -> bool:
@@ -132,6 +143,7 @@ def end_job(raw: Any, error: BaseException, where: str = "") -> NoReturn:
 
 def _abort(raw: Any, code: int) -> NoReturn:
     try:
+        _show_held_back()
         raw.Abort(code)  # Open MPI may return from it
         sys.stdout.flush()
     finally:
