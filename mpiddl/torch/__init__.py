@@ -1,5 +1,5 @@
 """PyTorch on mpiddl. Importing this package registers the `torch.distributed` backend "mpiddl"; it starts no MPI."""
 
-from mpiddl.torch.process_group_register import register
+from mpiddl.torch.process_group_register import autoload
 
-register()
+autoload()

@@ -293,9 +293,7 @@ class Calls:
 
     def _exchange(self, output: torch.Tensor, output_counts: list[int], input: torch.Tensor, input_counts: list[int]) -> None:
         sent, received = words(_apart(input, output)), words(output)
-        factor = 2 if input.is_complex() else 1
-        takes, gives = ([factor * count for count in counts] for counts in (output_counts, input_counts))
-        self._comm.Alltoallv([sent, gives], [received, takes])
+        self._comm.Alltoallv([sent, input_counts], [received, output_counts])
 
 
 class Joined:

@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
 from mpiddl.errors import UsageError
 from mpiddl.layout import ceil_div
-from mpiddl.torch.process_group_tensors import HALF, Flat, words
+from mpiddl.torch.process_group_tensors import HALF, Flat, numbers, words
 
 OPS = {"SUM": MPI.SUM, "AVG": MPI.SUM, "PREMUL_SUM": MPI.SUM, "PRODUCT": MPI.PROD, "MIN": MPI.MIN, "MAX": MPI.MAX,
        "BAND": MPI.BAND, "BOR": MPI.BOR, "BXOR": MPI.BXOR}  # fmt: skip
@@ -85,7 +84,7 @@ def allreduce(comm: Any, flat: Flat, op: Reduction) -> None:
         for begin in range(0, data.numel(), HALF_PIECE):
             _allreduce_half(comm, data[begin : begin + HALF_PIECE], op)
     elif data.numel():
-        comm.Allreduce(MPI.IN_PLACE, _array(data), _op(data, op))
+        comm.Allreduce(MPI.IN_PLACE, numbers(data), _op(data, op))
         _divide(data, op, comm.Get_size())
     if data is not flat.data:
         flat.data.copy_(data)
@@ -100,7 +99,7 @@ def reduce(comm: Any, flat: Flat, op: Reduction, root: int) -> None:
         for begin in range(0, total.numel(), HALF_PIECE):
             _allreduce_half(comm, total[begin : begin + HALF_PIECE], op)
     elif data.numel():
-        array = _array(data)
+        array = numbers(data)
         comm.Reduce(MPI.IN_PLACE if at_root else array, array if at_root else None, _op(data, op), root)
         if at_root:
             _divide(data, op, comm.Get_size())
@@ -116,7 +115,7 @@ def reduce_scatter(comm: Any, blocks: torch.Tensor, mine: torch.Tensor, op: Redu
     if data.dtype in HALF:
         mine.copy_(_reduced_block(comm, data, mine.numel(), op))
     else:
-        comm.Reduce_scatter_block(_array(data), _array(mine), _op(data, op))
+        comm.Reduce_scatter_block(numbers(data), numbers(mine), _op(data, op))
         _divide(mine, op, comm.Get_size())
 
 
@@ -140,11 +139,6 @@ def _reduced_block(comm: Any, blocks: torch.Tensor, n: int, op: Reduction) -> to
     every = torch.empty(comm.Get_size(), n, dtype=blocks.dtype)
     comm.Alltoall(words(blocks), words(every.view(-1)))
     return OF_HALF[op.name](every.float())
-
-
-def _array(data: torch.Tensor) -> np.ndarray:
-    array: np.ndarray = (data.view(torch.uint8) if data.dtype == torch.bool else data).numpy()
-    return array
 
 
 def _op(data: torch.Tensor, op: Reduction) -> Any:

@@ -20,7 +20,17 @@ SCHEME = "mpi"
 
 
 def autoload() -> None:
-    """Register the backend; a failure is a warning."""
+    """Register the backend; torch without what it takes is a warning.
+
+    Raises
+    ------
+    UsageError
+        torch is not installed.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"torch: got {error}, expected PyTorch 2.2 or newer: pip install 'mpiddl[torch]'") from None
     try:
         register()
     except Exception as error:
@@ -28,19 +38,9 @@ def autoload() -> None:
 
 
 def register() -> None:
-    """Register the backend and the ``init_method`` "mpi://". It may be called several times; it starts no MPI.
+    """Register the backend and the ``init_method`` "mpi://". It may be called several times; it starts no MPI."""
+    import torch.distributed as dist
 
-    Raises
-    ------
-    UsageError
-        torch is not installed, or was built without `torch.distributed`.
-    """
-    try:
-        import torch.distributed as dist
-    except ImportError as error:
-        raise UsageError(f"torch: got {error}, expected PyTorch 2.2 or newer: pip install 'mpiddl[torch]'") from None
-    if not dist.is_available():
-        raise UsageError("torch: got a build without torch.distributed, expected one with it")
     if NAME in dist.Backend.backend_list:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])

@@ -13,11 +13,32 @@ from mpiddl.errors import ShapeError, UsageError
 HALF = (torch.float16, torch.bfloat16)
 """numpy has no bfloat16, and MPI reduces neither: sums are made of float32 (`mpiddl.torch.process_group_half`)."""
 
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""What moves elements of so many bytes without a look at them."""
+WORDS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8", 16: "<c16"}
+"""What moves elements of so many bytes without a look at them: types that every MPI library has."""
 
 REDUCED = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64, torch.complex64,
            torch.complex128, torch.bool, *HALF)  # fmt: skip
+
+
+NUMPY = {torch.bool: "|u1", torch.uint8: "|u1", torch.int8: "|i1", torch.int16: "<i2", torch.int32: "<i4", torch.int64: "<i8",
+         torch.float32: "<f4", torch.float64: "<f8", torch.complex64: "<c8", torch.complex128: "<c16"}  # fmt: skip
+"""numpy's names of dtypes in which MPI reduces; bool counts as uint8."""
+
+
+class Memory:
+    """The memory of a contiguous tensor for ``numpy.asarray``.
+
+    `torch.Tensor.numpy` would forbid the storage to change its size for ever, which FSDP does.
+    """
+
+    def __init__(self, data: torch.Tensor, kind: str, size: int):
+        self._data = data  # the array keeps this object, and this object the tensor
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": kind, "data": (data.data_ptr(), False)}
+
+
+def numbers(data: torch.Tensor) -> np.ndarray:
+    """A contiguous 1-D tensor as an array that shares its memory; only of dtypes that numpy has."""
+    return np.asarray(Memory(data, NUMPY[data.dtype], data.numel())) if data.numel() else np.empty(0, NUMPY[data.dtype])
 
 
 class Flat:
@@ -42,13 +63,8 @@ class Flat:
         self._own = self.data.numel() == 0 or self.data.data_ptr() == plain.data_ptr()
 
     @property
-    def numbers(self) -> np.ndarray:
-        """As an array of the tensor's dtype; bool as uint8. Only of dtypes that numpy has."""
-        return (self.data.view(torch.uint8) if self.data.dtype == torch.bool else self.data).numpy()
-
-    @property
     def words(self) -> np.ndarray:
-        """As an array of integers of the elements' size, for moving."""
+        """As an array of elements of its size, for moving."""
         return words(self.data)
 
     def put_back(self) -> None:
@@ -58,11 +74,9 @@ class Flat:
 
 
 def words(data: torch.Tensor) -> np.ndarray:
-    """A contiguous 1-D tensor as an array of integers that shares its memory."""
-    if data.is_complex():
-        data = torch.view_as_real(data).view(-1)
-    found: np.ndarray = data.view(WORDS[data.element_size()]).numpy()
-    return found
+    """A contiguous 1-D tensor as an array of elements of its size that shares its memory, for moving."""
+    kind = WORDS[data.element_size()]
+    return np.asarray(Memory(data, kind, data.numel())) if data.numel() else np.empty(0, kind)
 
 
 def store(tensor: torch.Tensor, values: torch.Tensor) -> None:

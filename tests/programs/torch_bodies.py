@@ -128,9 +128,15 @@ def drive(backend: str, like: str, ranks: int, names: list[str]) -> dict[str, tu
         if not left:
             return found
         command = ["mpiexec", "-n", str(ranks), sys.executable, __file__, backend, "--worker", like, *left]
-        told = subprocess.run(command, capture_output=True, text=True)
         outcomes: dict[str, list[tuple[str, str]]] = {}
-        for line in told.stdout.splitlines():
+        with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors,
+                                                                     text=True) as job:
+            assert job.stdout is not None
+            lines = [line for line in map(_shown, job.stdout) if RECORD in line]
+            job.wait()
+            errors.seek(0)
+            stderr = errors.read()
+        for line in lines:
             at = line.find(RECORD)
             if at >= 0:
                 with_rank = _parsed(line[at + len(RECORD) :])
@@ -140,13 +146,20 @@ def drive(backend: str, like: str, ranks: int, names: list[str]) -> dict[str, tu
                     if outcome:
                         outcomes[name].append((outcome, why))
         if not outcomes:
-            raise SystemExit(f"no body ran: {told.stderr[-2000:]}")
+            raise SystemExit(f"no body ran: {stderr[-2000:]}")
         for name, its in outcomes.items():
             if len(its) < ranks and not any(outcome == FAILED for outcome, _ in its):
-                tail = [line for line in told.stderr.splitlines() if "Error" in line or "error:" in line]
+                tail = [line for line in stderr.splitlines() if "Error" in line or "error:" in line]
                 its.append((HANGS, tail[0][:300] if tail else "no end"))
             found[name] = min(its, key=lambda each: WORST.index(each[0]))
         print(f"{len(found)} of {len(names)}", file=sys.stderr, flush=True)
+
+
+def _shown(line: str) -> str:
+    """The line; failures are shown at once."""
+    if f'"{FAILED}"' in line:
+        print(line, end="", file=sys.stderr, flush=True)
+    return line
 
 
 def _parsed(text: str) -> Any:
