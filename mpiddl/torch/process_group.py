@@ -27,10 +27,11 @@ from mpi4py import MPI
 
 from mpiddl.communicator import Communicator
 from mpiddl.errors import CommError, MismatchError, UsageError
+from mpiddl.machine.clock import now
 from mpiddl.torch.process_group_calls import Calls
 from mpiddl.torch.process_group_messages import Messages, patient
 from mpiddl.torch.process_group_register import NAME
-from mpiddl.torch.process_group_watch import PAUSE_S, Watch, Watched
+from mpiddl.torch.process_group_watch import LEFT_S, PAUSE_S, Watch, Watched
 from mpiddl.torch.process_group_work import Queue, Work
 from mpiddl.torch.rendezvous import check_world
 from mpiddl.transport.start import start_mpi
@@ -71,7 +72,7 @@ class MpiddlProcessGroup(Calls, dist.ProcessGroup):
         self._comm = Communicator(raw)
         self._messages = Messages(raw.Dup(), timeout, threads)
         self._queue, self._watched = Queue(label, threads), Watched(self, store)
-        self._freed = False
+        self._freed, self._broken = False, None  # type: bool, CommError | None
         _PROCESS.add(self)
 
     @property
@@ -87,7 +88,23 @@ class MpiddlProcessGroup(Calls, dist.ProcessGroup):
         self._check_alive(name)
         return self._queue.put(call, name, tensors, asynchronous)
 
+    def _meet(self) -> None:
+        """A barrier that raises if it takes longer than the timeout. The group cannot be used any more then."""
+        job = self._queue.running
+        assert job is not None
+        job.patient = True
+        request = self._comm.Ibarrier()
+        while not patient(request.Test, min(PAUSE_S, self.timeout.total_seconds())):
+            waited = now() - job.began
+            gone = self._watched.left() if waited > LEFT_S else []
+            if gone or waited >= self.timeout.total_seconds():
+                self._broken = self._watched.trouble(job, waited, gone)
+                raise self._broken
+
     def _check_alive(self, name: str) -> None:
+        if self._broken is not None:
+            raise CommError(f"{name}: got a process group that cannot be used any more, because an operation did not end: "
+                            f"{self._broken}")
         if self._freed:
             raise CommError(f"{name}: got a process group that was destroyed, expected a group before destroy_process_group()")
 
@@ -117,7 +134,7 @@ class MpiddlProcessGroup(Calls, dist.ProcessGroup):
         """
         if self._freed:
             return
-        alone = sys.exc_info()[0] is not None
+        alone = sys.exc_info()[0] is not None or self._broken is not None
         if not alone:
             self._queue.drain()
         self._freed = True
@@ -140,7 +157,7 @@ class MpiddlProcessGroup(Calls, dist.ProcessGroup):
     def leave(self) -> None:
         """At the end of a program that has not destroyed the group: complete what was issued."""
         if not self._freed:
-            if sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
+            if sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None and self._broken is None:
                 self._queue.drain()
             self._freed = True
             self._watched.leave()

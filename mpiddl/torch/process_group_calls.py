@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from mpiddl.errors import MismatchError, ShapeError, UsageError
 from mpiddl.torch import process_group_reduce as reductions
+from mpiddl.torch import process_group_sparse as sparse
 from mpiddl.torch.process_group_tensors import Flat, check, check_list, neighbours_in_memory, one, store, words
 from mpiddl.torch.process_group_work import Work
 
@@ -30,8 +31,12 @@ class Calls:
 
     _comm: Any
     _put: Callable[..., Work]
+    _meet: Callable[[], None]
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
+        if sparse.is_sparse(tensors):
+            tensor, _ = tensors[0], sparse.check(tensors, _op(opts))
+            return self._issue("allreduce", lambda: sparse.allreduce(self._comm, tensor), [tensor], opts, "sparse", tensor)
         tensor = one("tensor", tensors, reduced=True)
         op = reductions.reduction(_op(opts), tensor.dtype)
 
@@ -224,7 +229,7 @@ class Calls:
         return self._issue("all_to_all_single", call, [output], opts)
 
     def barrier(self, opts: Any = None) -> Work:
-        return self._issue("barrier", lambda: self._comm.Barrier(), [], opts)
+        return self._issue("barrier", self._meet, [], opts)
 
     # What torch calls them in other versions
     _allgather_base = all_gather_single

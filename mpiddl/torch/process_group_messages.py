@@ -146,7 +146,7 @@ class Messages:
             time.sleep(pause)
 
     def barrier(self, timeout: timedelta, wait_all: bool) -> None:
-        """A barrier through rank 0, which tells which ranks have not come.
+        """A barrier through rank 0, which tells which ranks have not come, in gloo's words.
 
         Raises
         ------
@@ -164,8 +164,9 @@ class Messages:
             answer = raw.Irecv(nothing, 0, tag)
             if not patient(answer.Test, limit):
                 _give_up(answer)
-                raise CommError(f"monitoredBarrier: got no answer of rank 0 on rank {raw.rank} in {1000 * limit:g} ms, expected "
-                                "monitored_barrier() on every rank of the group")
+                raise CommError(f"Rank {raw.rank} successfully reached monitoredBarrier, but received errors while waiting for "
+                                f"send/recv from rank 0: got no answer in {1000 * limit:g} ms, expected monitored_barrier() on "
+                                "every rank of the group")
             return
         coming = {rank: raw.Irecv(nothing, rank, tag) for rank in range(1, raw.size)}
         deadline, missing = now() + limit, []

@@ -53,7 +53,7 @@ class Watched:
             with suppress(Exception):  # its server may be gone
                 self._store.set(f"{WAITS}/{self._group.rank()}", str(job.sequence))
         gone = self.left() if waited > min(LEFT_S, limit) else []
-        if self._group.running is job and (gone or waited > limit):
+        if self._group.running is job and not job.patient and (gone or waited > limit):
             self._end(job, waited, gone)
 
     def left(self) -> list[int]:
@@ -71,7 +71,8 @@ class Watched:
         except Exception:
             return None
 
-    def _end(self, job: Job, waited: float, gone: list[int]) -> None:
+    def trouble(self, job: Job, waited: float, gone: list[int]) -> CommError:
+        """What is said of an operation that does not end."""
         own, sequence = self._group.rank(), str(job.sequence)
         absent = [rank for rank in range(self._group.size()) if rank != own and self._find(f"{WAITS}/{rank}") != sequence]
         if gone:
@@ -80,8 +81,11 @@ class Watched:
             why = f"ranks {absent} of the group have not come to it"
         else:
             why = "all ranks of the group have come to it"
-        told = CommError(f"{job.name}: got no result in {waited:.0f} s (operation {sequence} of group "
-                         f"{self._group.label!r}; {why}), expected the same call on every rank within the group's timeout")
+        return CommError(f"{job.name}: got no result in {waited:.3g} s (operation {sequence} of group {self._group.label!r}; {why}), "
+                         "expected the same call on every rank within the timeout of the group")
+
+    def _end(self, job: Job, waited: float, gone: list[int]) -> None:
+        told = self.trouble(job, waited, gone)
         with suppress(Exception):
             if self._store.add(ENDED, 1) > 1:
                 time.sleep(PAUSE_S)  # another rank tells, and ends the job

@@ -124,13 +124,16 @@ class Work(dist._Work):
 
 
 class Job(Work):
-    """A `Work` of a queue: ``call()`` does it, in whatever thread has the turn."""
+    """A `Work` of a queue: ``call()`` does it, in whatever thread has the turn.
+
+    ``patient``: it looks at the clock by itself, and raises where others end the job.
+    """
 
     def __init__(self, queue: Queue, call: Callable[[], None], name: str, tensors: Any, sequence: int):
         super().__init__(name, tensors, sequence)
         self._queue, self._call = queue, call
         self.failure: BaseException | None = None
-        self.began = 0.0
+        self.began, self.patient = 0.0, False
 
     def run(self) -> None:
         """Once; what goes wrong is kept for `Work.wait`."""

@@ -77,13 +77,17 @@ def _store(world: Any, timeout: timedelta) -> Any:
 
     store, told = None, None
     if world.rank == 0:
-        store = TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        # torch's own socket takes IPv6 too. It then asks the name service for the name of each IPv4 peer in a form that is in no
+        # hosts file, and serves no rank until there is an answer, 5 s where none comes.
+        with socket.create_server(("", 0)) as listening:
+            store = TCPStore(LOCALHOST, listening.getsockname()[1], is_master=True, wait_for_workers=False, timeout=timeout,
+                             master_listen_fd=listening.detach())
         addresses = [each.address for each in interfaces() if not each.loopback]
         told = socket.gethostname(), store.port, addresses
     host, port, addresses = world.bcast(told)
     if world.rank:
-        same = host == socket.gethostname()
-        found = first_answer([*addresses, *([LOCALHOST] if same else [])], port)
+        near = [LOCALHOST] if host == socket.gethostname() else []
+        found = _first_answer([*near, *addresses], port)
         store = TCPStore(found, port, is_master=False, timeout=timeout) if found else None
     lost = [rank for rank, has in enumerate(world.allgather(store is not None)) if not has]
     if lost:
@@ -93,8 +97,8 @@ def _store(world: Any, timeout: timedelta) -> Any:
     return store
 
 
-def first_answer(addresses: Sequence[str], port: int) -> str:
-    """The first address at which something listens on ``port``; "" if there is none. Local."""
+def _first_answer(addresses: Sequence[str], port: int) -> str:
+    """The first address at which something listens on ``port``; "" if there is none. A `TCPStore` that finds none prints pages."""
     for address in addresses:
         with suppress(OSError), socket.create_connection((address, port), ANSWER_S):
             return address
