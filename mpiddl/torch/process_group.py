@@ -8,13 +8,14 @@
     dist.init_process_group("mpiddl")        # mpiexec -n 4 python program.py
     model = torch.nn.parallel.DistributedDataParallel(model)
 
-Every group has two communicators of its own: one for collectives, on which `mpiddl.Communicator` chooses algorithms, and one for
-messages. Collectives run in the order of issue (`mpiddl.torch.process_group_work`).
+Every group has two communicators of its own: one for collectives, on which `mpiddl.Communicator` chooses algorithms, and one
+for messages. Collectives run in the order of issue (`mpiddl.torch.process_group_work`).
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import zlib
 from datetime import timedelta
@@ -124,7 +125,7 @@ class MpiddlProcessGroup(Calls, dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         self._check_alive("monitored_barrier")
-        self._messages.barrier(timeout or self.timeout, wait_all_ranks)
+        self._messages.barrier(self.timeout if timeout is None else timeout, wait_all_ranks)
 
     def shutdown(self) -> None:
         """Free the group once all its ranks are here; collective.
@@ -232,8 +233,8 @@ class MpiddlProcessGroup(Calls, dist.ProcessGroup):
 
 def _refusing(name: str) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        raise UsageError(f'{name}: got a group of the backend "{NAME}", which does not serve this call; expected another backend, '
-                         "such as gloo")
+        raise UsageError(f'{name}: got a group of the backend "{NAME}", which does not serve this call, expected a group of '
+                         "another backend, such as gloo")
 
     return call
 
@@ -281,16 +282,14 @@ def create(options: Any) -> MpiddlProcessGroup:
     -------------
     Collective over the ranks of the group, not over all ranks: others need not call it.
     """
-    import os
-
     world = start_mpi(os.environ).COMM_WORLD
     ranks, name = list(options.global_ranks_in_group), str(options.group_id)
     if not ranks:
         check_world(world, {"rank": str(options.group_rank), "world_size": str(options.group_size)})
         return MpiddlProcessGroup(world.Dup(), options.store, options.timeout, "default")
     if ranks[options.group_rank] != world.rank:
-        raise MismatchError(f"ranks: got rank {ranks[options.group_rank]} for rank {world.rank} of MPI, expected the same; start "
-                            "the program with mpiexec -n N or srun")
+        raise MismatchError(f"ranks: got rank {ranks[options.group_rank]} for rank {world.rank} of MPI, expected the same; "
+                            "start the program with mpiexec -n N or srun")
     group = world.group.Incl(ranks)
     try:
         raw = world.Create_group(group, zlib.crc32(name.encode()) % TAGS)

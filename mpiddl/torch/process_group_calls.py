@@ -35,7 +35,8 @@ class Calls:
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         if sparse.is_sparse(tensors):
-            tensor, _ = tensors[0], sparse.check(tensors, _op(opts))
+            sparse.check(tensors, _op(opts))
+            tensor = tensors[0]
             return self._issue("allreduce", lambda: sparse.allreduce(self._comm, tensor), [tensor], opts, "sparse", tensor)
         tensor = one("tensor", tensors, reduced=True)
         op = reductions.reduction(_op(opts), tensor.dtype)
@@ -170,7 +171,11 @@ class Calls:
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         op = self._block("output", output, "input", input, opts)
-        return self._issue("reduce_scatter_tensor", lambda: self._scatter_sums(output, input, op), [output], opts, input, op.name)
+
+        def call() -> None:
+            self._scatter_sums(output, input, op)
+
+        return self._issue("reduce_scatter_tensor", call, [output], opts, input, op.name)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         three = [(output, input, self._block("output", output, "input", input, opts))

@@ -48,7 +48,8 @@ class Message(Work):
                     self._flat.put_back()
                 self.finish()
         except MPI.Exception as failed:
-            self.finish(CommError(f"{self.name}: got {failed.Get_error_string()} {self._peer}, expected a message of at most "
+            words = failed.Get_error_string().partition(",")[0].partition("\n")[0]
+            self.finish(CommError(f"{self.name}: got {words!r} {self._peer}, expected a message of at most "
                                   f"{self._flat.words.nbytes} bytes"))
         finally:
             self._asking.release()
@@ -169,7 +170,8 @@ class Messages:
                                 "every rank of the group")
             return
         coming = {rank: raw.Irecv(nothing, rank, tag) for rank in range(1, raw.size)}
-        deadline, missing = now() + limit, []
+        missing: list[int] = []
+        deadline = now() + limit
         for rank, request in coming.items():
             if (missing and not wait_all) or not patient(request.Test, max(deadline - now(), 0.0)):
                 missing.append(rank)

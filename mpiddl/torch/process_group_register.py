@@ -66,7 +66,7 @@ def _meet(url: str, **options: Any) -> Any:
 def _without_address(init_process_group: Callable[..., None]) -> Callable[..., None]:
     """``init_process_group("mpiddl")`` means ``init_method="mpi://"`` where the call names no other way.
 
-    torch's own default, "env://", asks for MASTER_ADDR before it looks at the backend. Calls with other backends pass unchanged.
+    torch's own default, "env://", asks for MASTER_ADDR before it looks at the backend. Calls with other backends are unchanged.
     """
     if getattr(init_process_group, "of_mpiddl", False):
         return init_process_group

@@ -1,4 +1,4 @@
-"""The sum of sparse tensors (COO), such as gradients of an embedding: every rank gathers indices and values of all, and adds up.
+"""The sum of sparse tensors (COO), such as gradients of an embedding: every rank gathers all indices and values, and adds up.
 
 Cost a rank: two all-gathers of the non-zero elements of all ranks. The result has the union of the ranks' indices.
 """

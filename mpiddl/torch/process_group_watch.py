@@ -81,8 +81,8 @@ class Watched:
             why = f"ranks {absent} of the group have not come to it"
         else:
             why = "all ranks of the group have come to it"
-        return CommError(f"{job.name}: got no result in {waited:.3g} s (operation {sequence} of group {self._group.label!r}; {why}), "
-                         "expected the same call on every rank within the timeout of the group")
+        return CommError(f"{job.name}: got no result in {waited:.3g} s (operation {sequence} of group {self._group.label!r}; "
+                         f"{why}), expected the same call on every rank within the timeout of the group")
 
     def _end(self, job: Job, waited: float, gone: list[int]) -> None:
         told = self.trouble(job, waited, gone)

@@ -1,8 +1,9 @@
 """Operations of a process group as torch's `Work`, and the queue that runs them in the order of issue.
 
 A collective runs whenever a thread has the queue's turn: a worker thread for ``async_op=True``, else the caller itself, which
-spares the switch between threads. Only one thread has the turn, so that all ranks come to collectives in one order. A future's
-callbacks run after the turn was given up: they may issue collectives and wait for them, as PowerSGD's do.
+spares the switch between threads. Only one thread has the turn, so that all ranks come to collectives in one order. Operations
+also end in that order. A future's callbacks run after the turn was given up: they may issue collectives and wait for them, as
+PowerSGD's do.
 """
 
 from __future__ import annotations
@@ -38,19 +39,28 @@ class Work(dist._Work):
         self.name, self.sequence = name, sequence
         self._tensors, self._source = tensors, source
         self._lock = threading.Lock()
-        self._over, self._error = False, None  # type: bool, BaseException | None
+        self._over = self._completed = False
+        self._error: BaseException | None = None
         self._event: threading.Event | None = None
         self._future: torch.futures.Future[Any] | None = None
 
     def finish(self, error: BaseException | None = None) -> None:
         """It is over. Callbacks of its future run in here."""
+        self.end(error)
+        self.call_back()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """It is over for who waits; its future is not."""
         with self._lock:
-            if self._over:
-                return
             self._error, self._over = error, True
-            event, future = self._event, self._future
+            event = self._event
         if event is not None:
             event.set()
+
+    def call_back(self) -> None:
+        """Complete the future, if somebody has it, once; callbacks run in here."""
+        with self._lock:
+            future, self._completed = None if self._completed else self._future, True
         if future is not None:
             self._complete(future)
 
@@ -117,8 +127,8 @@ class Work(dist._Work):
             made = self._future is None
             if self._future is None:
                 self._future = torch.futures.Future()
-            over = self._over
-        if made and over:
+            completed = self._completed
+        if made and completed:
             self._complete(self._future)
         return self._future
 
@@ -132,18 +142,17 @@ class Job(Work):
     def __init__(self, queue: Queue, call: Callable[[], None], name: str, tensors: Any, sequence: int):
         super().__init__(name, tensors, sequence)
         self._queue, self._call = queue, call
-        self.failure: BaseException | None = None
         self.began, self.patient = 0.0, False
 
     def run(self) -> None:
         """Once; what goes wrong is kept for `Work.wait`."""
-        self.began = now()
+        self.began, failure = now(), None
         try:
             self._call()
         except BaseException as error:
-            self.failure = error
-        finally:
-            del self._call  # and the tensors that it holds
+            failure = error
+        del self._call  # and the tensors that it holds
+        self.end(failure)
 
     def advance(self) -> None:
         self._queue.go_on(until=self)
@@ -195,7 +204,7 @@ class Queue:
             if job is not None:
                 if job.has_future:
                     self._wake()  # callbacks may wait for what is next
-                job.finish(job.failure)
+                job.call_back()
         self._wake()
 
     def _wake(self) -> None:

@@ -77,8 +77,8 @@ def _store(world: Any, timeout: timedelta) -> Any:
 
     store, told = None, None
     if world.rank == 0:
-        # torch's own socket takes IPv6 too. It then asks the name service for the name of each IPv4 peer in a form that is in no
-        # hosts file, and serves no rank until there is an answer, 5 s where none comes.
+        # torch's own socket takes IPv6 too. For each IPv4 peer it then asks the name service with an address that is in no
+        # hosts file, and it serves no rank until the answer comes, or for 5 s.
         with socket.create_server(("", 0)) as listening:
             store = TCPStore(LOCALHOST, listening.getsockname()[1], is_master=True, wait_for_workers=False, timeout=timeout,
                              master_listen_fd=listening.detach())
@@ -98,7 +98,7 @@ def _store(world: Any, timeout: timedelta) -> Any:
 
 
 def _first_answer(addresses: Sequence[str], port: int) -> str:
-    """The first address at which something listens on ``port``; "" if there is none. A `TCPStore` that finds none prints pages."""
+    """The first address at which something listens on ``port``; "" if there is none. A `TCPStore` alone would print pages."""
     for address in addresses:
         with suppress(OSError), socket.create_connection((address, port), ANSWER_S):
             return address

@@ -23,7 +23,8 @@ FOLD = {"SUM": np.add, "AVG": np.add, "PRODUCT": np.multiply, "MIN": np.minimum,
 FOLD_BOOL = {"SUM": np.logical_or, "PRODUCT": np.logical_and}
 
 CASES = [(op, dtype) for op in FOLD for dtype in ALL
-         if not (op.startswith("B") and dtype not in (torch.bool, *WHOLE)) and not (op not in ("SUM", "AVG") and dtype in COMPLEX)
+         if not (op.startswith("B") and dtype not in (torch.bool, *WHOLE))
+         and not (op not in ("SUM", "AVG") and dtype in COMPLEX)
          and not (op == "AVG" and dtype in (torch.bool, *WHOLE))]  # fmt: skip
 
 
