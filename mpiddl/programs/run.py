@@ -18,6 +18,7 @@ from mpiddl.programs import sklearn_estimators
 from mpiddl.programs.after_import import AfterImport
 from mpiddl.programs.own_files import OwnFiles
 from mpiddl.programs.table import rows, show
+from mpiddl.strategies import Strategy, make_strategy
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.mpi import world
 
@@ -55,9 +56,6 @@ def run(program: str, args: Sequence[str], strategy: str = "auto", steps: int = 
     -------------
     Collective over all ranks.
     """
-    from mpiddl.strategies import make_strategy
-    from mpiddl.torch.local_update import checked
-
     if not os.path.isfile(program):
         raise UsageError(f"program: got {program!r}, expected a Python file")
     chosen = checked(make_strategy(strategy))
@@ -78,10 +76,18 @@ def run(program: str, args: Sequence[str], strategy: str = "auto", steps: int = 
             show(session.found(), link.size, strategy)
 
 
+def checked(strategy: Strategy) -> Strategy:
+    """A strategy that a program can be trained with; a `UsageError` otherwise."""
+    if strategy.by_shard or type(strategy).blocks is not Strategy.blocks or type(strategy).shards is not Strategy.shards:
+        raise UsageError(f"strategy: got {strategy!r}, which needs the gradients of single blocks of rows; a program computes "
+                         "one gradient for each batch. Expected another one, such as auto or multicast-allreduce")
+    return strategy
+
+
 class Session:
     """A program under way on one rank."""
 
-    def __init__(self, link: Comm, strategy: Any, steps: int):
+    def __init__(self, link: Comm, strategy: Strategy, steps: int):
         self._link, self._strategy, self._steps = link, strategy, steps
         self._interception: Any = None
         self._undo: list[Callable[[], None]] = []

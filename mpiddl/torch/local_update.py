@@ -156,11 +156,3 @@ class LocalUpdate:
 def needs_apply(strategy: Strategy) -> bool:
     """Whether a strategy makes updates with the optimiser itself."""
     return isinstance(strategy, (OneSided, TwoSided)) or strategy.guesses or not strategy.lockstep
-
-
-def checked(strategy: Strategy) -> Strategy:
-    """A strategy that a program can be trained with; a `UsageError` otherwise."""
-    if strategy.by_shard or type(strategy).blocks is not Strategy.blocks or type(strategy).shards is not Strategy.shards:
-        raise UsageError(f"strategy: got {strategy!r}, which needs the gradients of single blocks of rows; a program computes "
-                         "one gradient for each batch. Expected another one, such as auto or multicast-allreduce")
-    return strategy
