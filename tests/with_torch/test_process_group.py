@@ -190,7 +190,7 @@ def test_factor_and_rounding(dist: Any) -> None:
 BAD = {
     "op": lambda dist, ranks: dist.all_reduce(torch.zeros(2), dist.ReduceOp.BAND),
     "op: got AVG": lambda dist, ranks: dist.all_reduce(torch.zeros(2, dtype=torch.int32), dist.ReduceOp.AVG),
-    "layout": lambda dist, ranks: dist.all_reduce(torch.zeros(2).to_sparse()),
+    "layout": lambda dist, ranks: dist.broadcast(torch.zeros(2).to_sparse(), 0),
     "meta": lambda dist, ranks: dist.all_reduce(torch.zeros(2, device="meta")),
     "tensor_list": lambda dist, ranks: dist.all_gather([torch.zeros(2)] * (ranks + 1), torch.zeros(2)),
     "output": lambda dist, ranks: dist.all_gather_into_tensor(torch.zeros(2 * ranks + 1), torch.zeros(2)),
