@@ -13,7 +13,7 @@ from harness.sources import modules
 
 pytestmark = pytest.mark.no_mpi
 
-MPI_ONLY_IN = ("mpiddl.transport", "mpiddl.communicator", "mpiddl.doctor")
+MPI_ONLY_IN = ("mpiddl.transport", "mpiddl.communicator", "mpiddl.doctor", "mpiddl.torch")
 FREE_OF_MPI = ("mpiddl.models", "mpiddl.optim", "mpiddl.data", "mpiddl.kernels")
 KERNELS_NEED = {"numba", "llvmlite", "numpy"}
 # The names for users; it stands above all, and is never imported from inside.

@@ -29,9 +29,9 @@ from mpi4py import MPI
 from mpiddl.communicator import Communicator
 from mpiddl.errors import CommError, MismatchError, UsageError
 from mpiddl.machine.clock import now
+from mpiddl.torch.backend_name import NAME
 from mpiddl.torch.process_group_calls import Calls
 from mpiddl.torch.process_group_messages import Messages, patient
-from mpiddl.torch.process_group_register import NAME
 from mpiddl.torch.process_group_watch import LEFT_S, PAUSE_S, Watch, Watched
 from mpiddl.torch.process_group_work import Queue, Work
 from mpiddl.torch.rendezvous import check_world

@@ -12,11 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpiddl.errors import UsageError
-
-NAME = "mpiddl"
-
-SCHEME = "mpi"
-"""Of ``init_method``: rank, number of ranks and the store come from MPI."""
+from mpiddl.torch.backend_name import NAME, SCHEME
 
 
 def autoload() -> None:
