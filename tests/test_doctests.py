@@ -16,6 +16,8 @@ WITH_EXAMPLES = [name for name, path in modules().items() if ">>> " in path.read
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples(name, monkeypatch, tmp_path):
+    if name.startswith("mpiddl.torch."):
+        pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     said: list[str] = []
