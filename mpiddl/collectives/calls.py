@@ -51,7 +51,7 @@ Under = tuple[tuple[Any, ...], Steps, Queue | None]
 
 def _two_step(comm: Comm, source: np.ndarray, result: np.ndarray, op: Op, leader: bool = False, transport: str = MPI) -> Under:
     if not leader and comm.size == len(neighbours(comm).topology.nodes) and transport == MPI:
-        return _ring(comm, source, result, op)  # the same way, without copies into memory that nobody shares
+        return _ring(comm, source, result, op)  # the same messages, without a copy into shared memory
     if not leader and (through := stage(comm, result.dtype, op)) is not None:
         return (), through.steps(through.allreduce(source, result)), through
     plan = staged(comm, result.nbytes, result.dtype, op, leader=leader, transport=transport)

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 from scipy.sparse import issparse
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import _safe_indexing, check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mpiddl.data.arrays import refuse_masked
 from mpiddl.data.sparse import checked_csr
 from mpiddl.decomposition.base import Decomposition
+from mpiddl.decomposition.comm_parameter import CommParameter
 from mpiddl.decomposition.rows.base import Rows
 from mpiddl.decomposition.rows.dense import DenseRows
 from mpiddl.decomposition.rows.files import CHUNK_BYTES, FileRows, mapping
@@ -23,8 +24,8 @@ from mpiddl.transport.comm import Comm
 from mpiddl.transport.uncaught import public
 
 
-class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, Decomposition):
-    """A decomposition as a scikit-learn estimator. `clone` keeps ``comm``, `pickle` leaves it out."""
+class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, CommParameter, Decomposition):
+    """A decomposition as a scikit-learn estimator."""
 
     @public
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -79,18 +80,6 @@ class Estimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-    def __sklearn_clone__(self) -> Any:
-        comm, self.comm = self.comm, None
-        try:
-            # The default clone copies parameters deeply, which a communicator does not bear.
-            copy = BaseEstimator.__sklearn_clone__(self)
-        finally:
-            self.comm = comm
-        return copy.set_params(comm=comm)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "comm": None}
 
     @property
     def _n_features_out(self) -> int:

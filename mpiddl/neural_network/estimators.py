@@ -7,8 +7,8 @@ from inspect import Parameter, signature
 from typing import Any
 
 from sklearn import neural_network as theirs
-from sklearn.base import BaseEstimator
 
+from mpiddl.decomposition.comm_parameter import CommParameter
 from mpiddl.decomposition.rows_of_all import OWN, check_rows
 from mpiddl.errors import UsageError
 from mpiddl.neural_network import fit as one
@@ -20,11 +20,10 @@ OURS = {"rows": OWN, "comm": None, "threads": 0}
 """Parameters that scikit-learn's classes do not have, with their defaults."""
 
 
-class _OnRanks(BaseEstimator):
+class _OnRanks(CommParameter):
     """What both estimators add to scikit-learn's."""
 
     rows: str
-    comm: Any
     threads: int
 
     @public
@@ -51,18 +50,6 @@ class _OnRanks(BaseEstimator):
         check_rows(self.rows)
         if isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 0:
             raise UsageError(f"threads: got {self.threads!r}, expected a whole number, 0 or more")
-
-    def __sklearn_clone__(self) -> Any:
-        comm, self.comm = self.comm, None
-        try:
-            # The default clone copies parameters deeply, which a communicator does not bear.
-            copy = BaseEstimator.__sklearn_clone__(self)
-        finally:
-            self.comm = comm
-        return copy.set_params(comm=comm)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "comm": None}
 
 
 def _with_ours(kind: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -12,17 +12,18 @@ from typing import Any
 
 
 class AfterImport(MetaPathFinder):
-    """Put into ``sys.meta_path``: calls ``functions[name]`` with the module of that name, once, when it has been
-    imported."""
+    """Calls ``functions[name]`` with the module of that name: now if it is loaded, else once, when it has been imported."""
 
-    def __init__(self, functions: dict[str, Callable[[ModuleType], None]]):
+    def __init__(self, functions: Mapping[str, Callable[[ModuleType], None]]):
         self._functions = dict(functions)
+        for name in [name for name in functions if name in sys.modules]:
+            self._functions.pop(name)(sys.modules[name])
         sys.meta_path.insert(0, self)
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in self._functions:
             return None
-        call = self._functions.pop(fullname)
+        call = self._functions.pop(fullname)  # so that the search below does not come here again
         spec = find_spec(fullname)
         if spec is None or spec.loader is None:
             self._functions[fullname] = call
@@ -33,11 +34,12 @@ class AfterImport(MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             loader.exec_module = execute
             execute(module)
-            call(module)
+            if self in sys.meta_path:
+                call(module)
 
         loader.exec_module = exec_module
         return spec
 
     def remove(self) -> None:
-        """Take it out again."""
+        """Call nothing any more."""
         sys.meta_path.remove(self)

@@ -92,14 +92,12 @@ class Session:
         self._interception: Any = None
         self._undo: list[Callable[[], None]] = []
         self._estimators: Any = None
-        if link.size > 1:
-            self._estimators = sklearn_estimators.install(link)
-            self._undo.append(self._estimators.remove)
-            random.setstate(link.bcast(random.getstate()))
+        if link.size == 1:
+            return
+        random.setstate(link.bcast(random.getstate()))
+        self._estimators = sklearn_estimators.install(link)
+        self._undo.append(self._estimators.remove)
         self._undo.append(AfterImport({"torch": self._torch, "numpy.random": self._numpy}).remove)
-        for name, call in (("torch", self._torch), ("numpy.random", self._numpy)):
-            if name in sys.modules:
-                call(sys.modules[name])
         if link.rank:
             self._undo.append(OwnFiles().remove)
             self._silence()
@@ -122,9 +120,8 @@ class Session:
         from mpiddl.torch.interception import Interception
 
         link = self._link
-        if link.size > 1:
-            torch.set_rng_state(torch.from_numpy(link.bcast(torch.get_rng_state().numpy())))
-            self._share_cores(torch)
+        torch.set_rng_state(torch.from_numpy(link.bcast(torch.get_rng_state().numpy())))
+        self._share_cores(torch)
         self._interception = Interception(Coordinator(link.Dup(), self._strategy, self._steps))
         self._undo.append(self._interception.remove)
 
@@ -137,8 +134,7 @@ class Session:
             torch.set_num_threads(max(1, cores // ranks))
 
     def _numpy(self, random: Any) -> None:
-        if self._link.size > 1:
-            random.set_state(self._link.bcast(random.get_state()))
+        random.set_state(self._link.bcast(random.get_state()))
 
     def execute(self, program: str, args: Sequence[str]) -> None:
         """Run the file as ``__main__``."""

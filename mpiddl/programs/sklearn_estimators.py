@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from mpiddl.programs.after_import import AfterImport
 from mpiddl.transport.comm import AnyComm, Comm
 from mpiddl.transport.mpi import connected
 
@@ -69,10 +66,7 @@ def install(comm: AnyComm) -> Installed:
         Its `remove` undoes everything, and its `rows` are those of a final table.
     """
     installed = Installed(comm)
-    for module in {each.module for each in REPLACED}:
-        if module in sys.modules:
-            installed.replace_in(sys.modules[module])
-    sys.meta_path.insert(0, installed.finder)
+    installed.undo.append(AfterImport({each.module: installed.replace_in for each in REPLACED}).remove)
     return installed
 
 
@@ -82,14 +76,9 @@ class Installed:
 
     comm: AnyComm
     _counts: dict[tuple[str, str], int] = field(default_factory=dict)
-    _undo: list[Callable[[], None]] = field(default_factory=list)
+    undo: list[Callable[[], None]] = field(default_factory=list)
     _process: int = field(default_factory=os.getpid)
     _own: int = 0
-
-    @functools.cached_property
-    def finder(self) -> MetaPathFinder:
-        """Sees the imports of the program."""
-        return _Finder(self)
 
     def rows(self) -> list[Row]:
         """Lines for a table, in the order of the first fits."""
@@ -97,10 +86,8 @@ class Installed:
 
     def remove(self) -> None:
         """Put scikit-learn's own methods back. Fitted estimators stay as they are."""
-        while self._undo:
-            self._undo.pop()()
-        if self.finder in sys.meta_path:
-            sys.meta_path.remove(self.finder)
+        while self.undo:
+            self.undo.pop()()
 
     def replace_in(self, module: ModuleType) -> None:
         """Replace the methods of the classes of one module; a method that this version does not have is left out."""
@@ -118,7 +105,7 @@ class Installed:
             return self._call(replaced, name, original, model, args, options)
 
         setattr(kind, name, call)
-        self._undo.append(functools.partial(delattr, kind, name) if inherited else
+        self.undo.append(functools.partial(delattr, kind, name) if inherited else
                           functools.partial(setattr, kind, name, original))
 
     def _call(self, replaced: Replaced, name: str, original: Any, model: Any, args: tuple[Any, ...],
@@ -144,40 +131,6 @@ class Installed:
 
     def _count(self, kind: str, how: str) -> None:
         self._counts[kind, how] = self._counts.get((kind, how), 0) + 1
-
-
-class _Finder(MetaPathFinder):
-    """Lets the others find a module, and replaces in it what has to be once it is loaded."""
-
-    def __init__(self, installed: Installed):
-        self._installed, self._asking = installed, False
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if self._asking or fullname not in {each.module for each in REPLACED}:
-            return None
-        self._asking = True
-        try:
-            spec = find_spec(fullname)
-        finally:
-            self._asking = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._installed)
-        return spec
-
-
-class _Loader(Loader):
-    """The module's own loader, and then the replacement."""
-
-    def __init__(self, own: Any, installed: Installed):
-        self._loader, self._installed = own, installed
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        if self._installed.finder in sys.meta_path:
-            self._installed.replace_in(module)
 
 
 def _attempt(place: str) -> Attempt:

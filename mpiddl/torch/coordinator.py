@@ -10,7 +10,7 @@ Cost: a meeting for each gradient, and the strategy's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -42,12 +42,14 @@ class Coordinator:
     sets : list of ParameterSet
     facts : Facts
         What was found in the program, and what was done.
+    over : bool
+        The program is over on all ranks: nothing is exchanged any more.
     """
 
     def __init__(self, comm: Comm, strategy: Strategy, steps: int = 0):
         self.comm, self.strategy, self.facts = comm, strategy, Facts()
         self.sets: list[ParameterSet] = []
-        self._steps, self._epoch, self._batch, self._forwards = steps, 0, 0, 0
+        self._steps, self._epoch, self._batch = steps, 0, 0
         self._samples, self._touched, self._sums, self._queued = 0, 0, False, False
         self._sharded, self._used = 0, False
         self._aside: list[list[torch.Tensor | None]] | None = None
@@ -56,30 +58,18 @@ class Coordinator:
 
     # What the program does
 
-    def add(self, optimiser: torch.optim.Optimizer | None, tensors: Sequence[torch.Tensor] = (),
-            name: str = "") -> ParameterSet:
-        """Take part in the steps of an optimiser, or in the gradients of ``tensors``. It starts with the next event."""
-        found = ParameterSet(optimiser, tensors, name)
-        self.sets.append(found)
-        return found
+    def add(self, optimiser: torch.optim.Optimizer) -> None:
+        """Take part in the steps of an optimiser. What it needs is built with the next event."""
+        self.sets.append(ParameterSet(optimiser))
+        self.sets[-1].watch(self.seen)
 
     def find(self, optimiser: Any) -> ParameterSet | None:
         """The set of an optimiser, if there is one."""
         return next((each for each in self.sets if each.optimiser is optimiser), None)
 
-    @property
-    def alone(self) -> bool:
-        """Whether nothing is to be exchanged."""
-        return self.comm.size == 1 or self.over
-
-    @property
-    def dividing(self) -> bool:
-        """Whether samples that a sharded loader gave were used since the last gradient."""
-        return self._samples > 0 or self._sharded > 0
-
     def epoch_begins(self, draw: Callable[[], T]) -> T:
         """Return what ``draw`` returns on rank 0: the batches of an epoch. Collective."""
-        if self.alone:
+        if self.over:
             return draw()
         self.start()
         self._epoch, self._batch = self._epoch + 1, -1
@@ -105,22 +95,21 @@ class Coordinator:
         self._batch = max(self._batch + 1, number)
         self._samples = samples if self._used else self._samples + samples
         self._used = False
-        self.facts.samples += samples
-        if not samples and not self.alone:
+        if not samples and not self.over:
             self._exchange_or_idle()
 
     def epoch_left(self, ended: bool) -> None:
         """The batches of an epoch are used up, or the program has left its loop before. In the first case, and in lockstep, it
         returns when all ranks are here."""
         self._sharded = max(0, self._sharded - 1)
-        if ended and not self.alone and self.strategy.lockstep:
+        if ended and not self.over and self.strategy.lockstep:
             self._batch = LAST
             self._arrive(Event.EPOCH_END)
 
     def loss(self, sums: bool) -> None:
         """A backward pass begins, of a loss that is a sum over samples or their mean."""
         self._sums = sums
-        if sums and not self.alone and self.strategy.sums_gradients:
+        if sums and not self.over and self.strategy.sums_gradients:
             for each in self.sets:
                 each.scale_incoming(self.comm.size)
 
@@ -134,7 +123,7 @@ class Coordinator:
     def _gradient(self) -> None:
         """A backward pass is over."""
         self._queued = False
-        if self.alone or not self.strategy.sums_gradients:
+        if self.over or not self.strategy.sums_gradients:
             return
         self.start()
         self._exchange_or_idle()
@@ -240,10 +229,10 @@ class Coordinator:
             newest = rows[source].steps[number]
             if not self.strategy.sums_gradients or all(row.steps[number] == newest for row in rows):
                 continue
-            state = each.optimiser.state_dict() if each.optimiser is not None and self.comm.rank == source else None
+            state = each.optimiser.state_dict() if self.comm.rank == source else None
             broadcast(self.comm, each.tensors, source)
             state = self.comm.bcast(state, source)
-            if each.steps != newest and each.optimiser is not None:
+            if each.steps != newest:
                 each.optimiser.load_state_dict(state)
             each.steps = newest
 
@@ -262,7 +251,7 @@ class Coordinator:
     def start(self) -> None:
         """Build what new or changed sets need, with the values of rank 0 in their parameters. Collective if there are any."""
         waiting = [each for each in self.sets if not each.started or each.changed()]
-        if self.alone or not any(each.wanted() for each in waiting):
+        if self.over or not any(each.wanted() for each in waiting):
             return
         rows, active = self._arrive(Event.START)
         shapes = self.comm.allgather([[(str(t.dtype), tuple(t.shape)) for t in each.wanted()] for each in waiting])
@@ -270,7 +259,7 @@ class Coordinator:
             self._raise_different(rows, active if len(active) < self.comm.size else [
                 rank for rank, theirs in enumerate(shapes) if theirs != shapes[0]])
         for each in waiting:
-            self.facts.broadcast += broadcast(self.comm, each.wanted())
+            broadcast(self.comm, each.wanted())
             each.start(self.comm, self.strategy, self.seen, self._steps)
             self.facts.optimisers[each.name] = len(each.tensors)
 
@@ -278,7 +267,7 @@ class Coordinator:
 
     def step_begins(self, each: ParameterSet) -> None:
         """The optimiser of a set is about to step."""
-        if self.alone or each.replaying:
+        if self.over or each.replaying:
             return
         if not each.started:
             self.start()
@@ -295,7 +284,7 @@ class Coordinator:
 
     def step_ends(self, each: ParameterSet) -> None:
         """The optimiser of a set has stepped."""
-        if self.alone or each.replaying:
+        if self.over or each.replaying:
             return
         each.steps += 1
         self.facts.steps += 1
@@ -305,10 +294,8 @@ class Coordinator:
 
     def finish(self) -> None:
         """The program is over on this rank. Returns when it is over on all ranks. Collective."""
-        if self.alone:
-            return
         self._arrive(Event.END)
         for each in self.sets:
             for part in each.local:
-                self.facts.figures |= part.finish()
+                part.finish()
         self.over = True

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass
 class Facts:
     """Counted on each rank.
 
-    samples : samples of this rank in training batches.
     steps : optimiser steps of this rank.
-    broadcast : parameters whose values differed from rank 0's at the start.
     optimisers : parameters of each optimiser.
     loaders : by description, how often iterated in shards, and how often whole.
     notes : sentences, each once.
-    figures : of the strategy.
     """
 
-    samples: int = 0
     steps: int = 0
-    broadcast: int = 0
     optimisers: dict[str, int] = field(default_factory=dict)
     loaders: dict[str, list[int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)
 
     def note(self, sentence: str) -> None:
         """Remember a sentence for the table, once."""

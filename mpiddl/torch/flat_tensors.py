@@ -21,7 +21,7 @@ SUMMED: dict[torch.dtype, np.dtype[Any]] = SHARED | {
 """The type in which tensors of a type are summed."""
 
 
-def numbers(tensor: torch.Tensor) -> int:
+def real_numbers(tensor: torch.Tensor) -> int:
     """Real numbers in a tensor."""
     return tensor.numel() * (2 if tensor.is_complex() else 1)
 
@@ -30,8 +30,8 @@ def spans(tensors: Sequence[torch.Tensor]) -> list[slice]:
     """The part of the flat array that each tensor occupies."""
     found, stop = list[slice](), 0
     for tensor in tensors:
-        found.append(slice(stop, stop + numbers(tensor)))
-        stop += numbers(tensor)
+        found.append(slice(stop, stop + real_numbers(tensor)))
+        stop += real_numbers(tensor)
     return found
 
 

@@ -53,7 +53,7 @@ class Interception:
         def init(optimiser: Optimizer, *args: Any, **options: Any) -> None:
             before(optimiser, *args, **options)
             if self.coordinator.find(optimiser) is None:
-                self.coordinator.add(optimiser).watch(self.coordinator.seen)
+                self.coordinator.add(optimiser)
 
         return init
 
@@ -61,7 +61,7 @@ class Interception:
         def iterate(loader: DataLoader[Any]) -> Any:
             if isinstance(loader, PlainLoader):
                 return before(loader)
-            sharded = self._trains() and not self.coordinator.alone
+            sharded = self._trains() and not self.coordinator.over
             self.coordinator.facts.loader(_described(loader), sharded)
             if not sharded:
                 return before(loader)
@@ -73,7 +73,7 @@ class Interception:
 
     def _trains(self) -> bool:
         """Whether a loader that is iterated now gives batches to train on."""
-        return torch.is_grad_enabled() and any(each.optimiser is not None for each in self.coordinator.sets)
+        return torch.is_grad_enabled() and bool(self.coordinator.sets)
 
     def _backward(self, before: Any) -> Any:
         def backward(tensors: Any, *args: Any, **options: Any) -> Any:

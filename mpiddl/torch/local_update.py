@@ -67,6 +67,7 @@ class LocalUpdate:
         self._result = aligned_zeros(self._params.size, kind)
         self._given = over_numpy(self._result, tensors)
         self._moments = {name: aligned_zeros(self._params.size, kind) for name in self._update.names}
+        self._views = {name: over_numpy(array, tensors) for name, array in self._moments.items()}
         self._replica = Replica(self._params, self._moments, self._update, lambda steps: float(group["lr"]),
                                 tensors=list(buffer.slices.values()), layers=buffer.layers)
         self._adopt()
@@ -75,8 +76,8 @@ class LocalUpdate:
         self._rate: Any = None
 
     @torch.no_grad()
-    def before_step(self, samples: int, total: int, sums: bool) -> bool:
-        """The strategy's part before the update; ``samples`` of this rank and in ``total``. Returns whether it is the last.
+    def before_step(self, samples: int, total: int, sums: bool) -> None:
+        """The strategy's part before the update; ``samples`` of this rank and in ``total``.
 
         ``sums``: the loss is a sum over the samples, not their mean.
         """
@@ -91,7 +92,6 @@ class LocalUpdate:
         if combined.rate != 1.0:
             self._rate, self._group["lr"] = self._group["lr"], self._group["lr"] * combined.rate
         self._replica.updates += combined.updates + bool(combined.count)
-        return combined.stop
 
     @torch.no_grad()
     def after_step(self, samples: int, total: int) -> None:
@@ -117,8 +117,8 @@ class LocalUpdate:
 
     def _adopt(self) -> None:
         """Move the moments of the optimiser into the flat arrays, where it has made or loaded new ones."""
-        for name, array in self._moments.items():
-            for tensor, view in zip(self.tensors, over_numpy(array, self.tensors), strict=True):
+        for name, views in self._views.items():
+            for tensor, view in zip(self.tensors, views, strict=True):
                 value = self._optimiser.state[tensor].get(name) if tensor in self._optimiser.state else None
                 if isinstance(value, torch.Tensor) and value.data_ptr() != view.data_ptr():
                     view.copy_(value)
@@ -128,25 +128,9 @@ class LocalUpdate:
         """Whether the program has put other memory under its parameters."""
         return any(tensor.data_ptr() != place for tensor, place in zip(self.tensors, self._places, strict=True))
 
-    def consensus(self) -> np.ndarray | None:
-        """The one model of all ranks where it differs from this rank's parameters, else None. Collective, in lockstep only."""
-        from mpiddl.strategies.periodic.averages import average
-
-        found = self.strategy.model(self._comm, self._state, self._params)
-        if found is None and not self.strategy.replicated:
-            found = self._params.copy()
-            average(self._comm, found)
-        return found
-
-    @property
-    def params(self) -> np.ndarray:
-        """The flat parameters of this rank."""
-        return self._params
-
-    def finish(self) -> dict[str, Any]:
-        """Leave the final model in the parameters. Returns the strategy's figures. Collective."""
+    def finish(self) -> None:
+        """Leave the final model in the parameters. Collective."""
         self.strategy.finish(self._comm, self._state, self._replica)
-        return self.strategy.figures(self._comm, self._state, self._replica)
 
     def Free(self) -> None:
         """Collective."""

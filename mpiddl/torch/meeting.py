@@ -26,11 +26,10 @@ class Event(IntEnum):
 
     START = 0
     EPOCH = 1
-    FORWARD = 2
-    GRADIENT = 3
-    STEP = 4
-    EPOCH_END = 5
-    END = 6
+    GRADIENT = 2
+    STEP = 3
+    EPOCH_END = 4
+    END = 5
 
 
 class Row(NamedTuple):

@@ -1,11 +1,10 @@
-"""The parameters of one optimiser, or of a model without one, and how a strategy exchanges them."""
+"""The parameters of one optimiser, and how a strategy exchanges them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from mpiddl.strategies.base import Strategy
@@ -20,12 +19,8 @@ class ParameterSet:
 
     Parameters
     ----------
-    optimiser : torch.optim.Optimizer, optional
-        The user's. Without one, ``tensors`` are given, and their gradients are summed.
-    tensors : sequence of torch.Tensor
-        Parameters of a model that the program updates by itself.
-    name : str
-        For messages and the final table.
+    optimiser : torch.optim.Optimizer
+        The user's.
 
     Attributes
     ----------
@@ -33,9 +28,8 @@ class ParameterSet:
         Steps that were taken, with those that this rank made for others.
     """
 
-    def __init__(self, optimiser: torch.optim.Optimizer | None, tensors: Sequence[torch.Tensor] = (), name: str = ""):
-        self.optimiser, self.name = optimiser, name or type(optimiser).__name__
-        self._given = list(tensors)
+    def __init__(self, optimiser: torch.optim.Optimizer):
+        self.optimiser, self.name = optimiser, type(optimiser).__name__
         self.summed: list[SummedGradients] = []
         self.local: list[LocalUpdate] = []
         self.tensors: list[torch.Tensor] = []
@@ -46,9 +40,8 @@ class ParameterSet:
 
     def wanted(self) -> list[torch.Tensor]:
         """The parameters that require gradients now."""
-        groups = self.optimiser.param_groups if self.optimiser is not None else [{"params": self._given}]
         found: dict[int, torch.Tensor] = {}
-        for group in groups:
+        for group in self.optimiser.param_groups:
             found.update((id(tensor), tensor) for tensor in group["params"] if tensor.requires_grad)
         return list(found.values())
 
@@ -78,7 +71,7 @@ class ParameterSet:
         self.watch(seen)
         self._scaled = False
         self.started = True
-        if strategy.sums_gradients or self.optimiser is None:
+        if strategy.sums_gradients:
             self.summed = [SummedGradients(comm.Dup(), strategy, tensors) for tensors in by_dtype(self.tensors).values()]
             return
         for group in self.optimiser.param_groups:
@@ -111,28 +104,25 @@ class ParameterSet:
     def replay(self) -> None:
         """Make the step of the optimiser, with the gradients that there are, without the program."""
         self.steps += 1
-        if self.optimiser is not None:
-            self.replaying = True
-            try:
-                type(self.optimiser).step(self.optimiser)
-            finally:
-                self.replaying = False
+        self.replaying = True
+        try:
+            type(self.optimiser).step(self.optimiser)
+        finally:
+            self.replaying = False
 
     def settings(self) -> tuple[float, ...]:
         """The numbers among the optimiser's settings, by which replicas could differ."""
-        groups = self.optimiser.param_groups if self.optimiser is not None else []
+        groups = self.optimiser.param_groups
         return (len(self.tensors), *(float(value) for group in groups for value in _numbers(group)))
 
     def take_settings(self, groups: list[dict[str, Any]]) -> None:
         """Take over the settings of another rank, as `plain_settings` gives them."""
-        if self.optimiser is not None:
-            for mine, theirs in zip(self.optimiser.param_groups, groups, strict=True):
-                mine.update(theirs)
+        for mine, theirs in zip(self.optimiser.param_groups, groups, strict=True):
+            mine.update(theirs)
 
     def plain_settings(self) -> list[dict[str, Any]]:
         """The optimiser's settings, without parameters."""
-        groups = self.optimiser.param_groups if self.optimiser is not None else []
-        return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        return [{name: value for name, value in group.items() if name != "params"} for group in self.optimiser.param_groups]
 
 
 def _numbers(group: dict[str, Any]) -> list[Any]:
@@ -147,18 +137,11 @@ def _numbers(group: dict[str, Any]) -> list[Any]:
 
 
 @torch.no_grad()
-def broadcast(comm: Comm, tensors: Sequence[torch.Tensor], root: int = 0) -> int:
-    """Give all ranks the values of rank ``root``. Returns how many tensors differed on any rank. Collective."""
-    differ = 0
+def broadcast(comm: Comm, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+    """Give all ranks the values of rank ``root``. Collective."""
     for tensor in tensors:
-        if tensor.numel() == 0 or tensor.layout != torch.strided:
-            continue
         whole = tensor.detach().cpu().contiguous().clone()
-        raw = (torch.view_as_real(whole) if whole.is_complex() else whole).view(-1).view(torch.uint8)
-        mine, theirs = raw.numpy(), raw.numpy().copy()
-        comm.Bcast(theirs, root)
-        if not np.array_equal(mine, theirs):
-            mine[:] = theirs
+        numbers = torch.view_as_real(whole) if whole.is_complex() else whole
+        comm.Bcast(numbers.view(-1).view(torch.uint8).numpy(), root)
+        if comm.rank != root:
             tensor.copy_(whole)
-            differ += 1
-    return differ

@@ -147,7 +147,7 @@ class Messages:
             time.sleep(pause)
 
     def barrier(self, timeout: timedelta, wait_all: bool) -> None:
-        """A barrier through rank 0, which tells which ranks have not come, in gloo's words.
+        """A barrier through rank 0. Its error names the missing ranks, in the form that gloo uses.
 
         Raises
         ------

@@ -28,7 +28,7 @@ NUMPY = {torch.bool: "|u1", torch.uint8: "|u1", torch.int8: "|i1", torch.int16: 
 class Memory:
     """The memory of a contiguous tensor for ``numpy.asarray``.
 
-    `torch.Tensor.numpy` would forbid the storage to change its size for ever, which FSDP does.
+    After `torch.Tensor.numpy` a storage cannot change its size any more. FSDP changes it.
     """
 
     def __init__(self, data: torch.Tensor, kind: str, size: int):
@@ -80,7 +80,7 @@ def words(data: torch.Tensor) -> np.ndarray:
 
 
 def store(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Write into a tensor whose gradient somebody may want: as a collective, not as a step of the user's graph."""
+    """Write into a tensor that may require a gradient. The write is no step of the autograd graph."""
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         tensor.detach().copy_(values)
 

@@ -50,7 +50,7 @@ class Work(dist._Work):
         self.call_back()
 
     def end(self, error: BaseException | None = None) -> None:
-        """It is over for who waits; its future is not."""
+        """Let `wait` return; the future is not complete yet."""
         with self._lock:
             self._error, self._over = error, True
             event = self._event
@@ -58,7 +58,7 @@ class Work(dist._Work):
             event.set()
 
     def call_back(self) -> None:
-        """Complete the future, if somebody has it, once; callbacks run in here."""
+        """Complete the future once, if the caller has asked for it; callbacks run in here."""
         with self._lock:
             future, self._completed = None if self._completed else self._future, True
         if future is not None:

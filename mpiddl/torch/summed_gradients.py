@@ -18,7 +18,7 @@ import torch
 
 from mpiddl.memory import aligned_zeros
 from mpiddl.strategies.base import Replica, Step, Strategy
-from mpiddl.torch.flat_tensors import SUMMED, laid_over, numbers, over_numpy, spans
+from mpiddl.torch.flat_tensors import SUMMED, laid_over, over_numpy, real_numbers, spans
 from mpiddl.transport.comm import Comm
 
 
@@ -38,7 +38,7 @@ class SummedGradients:
     def __init__(self, comm: Comm, strategy: Strategy, tensors: Sequence[torch.Tensor]):
         self._comm, self._strategy, self.tensors = comm, strategy, list(tensors)
         first, kind = tensors[0], SUMMED[tensors[0].dtype]
-        self._n = sum(map(numbers, tensors))
+        self._n = sum(map(real_numbers, tensors))
         memory = strategy.memory(comm, self._n + len(tensors), kind)
         self._send = aligned_zeros(self._n + len(tensors), kind) if memory is None else memory
         self._views = over_numpy(self._send[: self._n], tensors)

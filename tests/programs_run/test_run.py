@@ -125,7 +125,7 @@ print("rank", MPI.COMM_WORLD.rank)
 
 def test_files_and_printing_come_from_rank_0(tmp_path, mpirun):
     (tmp_path / "program.py").write_text(FILES)
-    (tmp_path / "kept.txt").write_text("by nobody")
+    (tmp_path / "kept.txt").write_text("left alone")
     found = mpirun(3, "mpiddl", "run", "--quiet", "program.py", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert found.stdout.split() == ["rank", "0"]

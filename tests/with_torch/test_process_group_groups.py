@@ -20,7 +20,7 @@ def total(ranks: int) -> float:
 
 
 def test_operations_end_in_order(dist: Any) -> None:
-    """Each result is the next one's argument, and nobody waits in between."""
+    """Each result is the next one's argument, without a wait in between."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     data, ended, works = torch.full((70_000,), float(rank == 0)), [], []
 
