@@ -30,11 +30,20 @@ def _of_torch(facts: Any, size: int) -> list[tuple[str, str]]:
     found = []
     for name, (sharded, whole) in facts.loaders.items():
         said = [f"iterated {sharded} times: each batch was divided over {size} ranks"] if sharded else []
-        said += [f"iterated {whole} times whole, on every rank"] if whole else []
+        said += [f"iterated {whole} times whole, on every rank: without gradients, or with models in evaluation mode"
+                 ] if whole else []
         found.append((name, "; ".join(said)))
     for name, count in facts.optimisers.items():
         found.append((name, f"{count} parameters, {facts.steps} steps: gradients of all ranks were combined"))
-    if facts.optimisers and not any(sharded for sharded, _ in facts.loaders.values()):
+    for name, passes in facts.passes.items():
+        said = [f"{passes.divided} forward passes with {passes.samples} samples: each was divided over {size} ranks"
+                ] if passes.divided else []
+        said += [f"{passes.own} forward passes of other samples on each rank: gradients were averaged"] if passes.own else []
+        said += [f"{passes.whole} forward passes whole, on every rank: {passes.why}"] if passes.whole else []
+        found.append((name, "; ".join(said)))
+    distributed = any(sharded for sharded, _ in facts.loaders.values()) or any(
+        passes.divided or passes.own for passes in facts.passes.values())
+    if (facts.optimisers or facts.passes) and not distributed:
         found.append(("training", "only replicated, not distributed: all ranks computed the same samples"))
     found += [("note", sentence) for sentence in facts.notes]
     return found

@@ -11,6 +11,7 @@ Cost: a meeting for each gradient, and the strategy's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,14 @@ from mpiddl.torch.parameter_set import ParameterSet, broadcast
 from mpiddl.transport.comm import Comm
 
 T = TypeVar("T")
+
+
+class Passing(Enum):
+    """Who computes a forward pass now, and with which samples."""
+
+    SAME = "all ranks, with the same samples"
+    DIFFERENT = "all ranks, with different samples"
+    ALONE = "not all ranks"
 
 
 class Coordinator:
@@ -42,6 +51,8 @@ class Coordinator:
     sets : list of ParameterSet
     facts : Facts
         What was found in the program, and what was done.
+    least : int
+        Samples that a rank needs at least, if it has any in a batch.
     over : bool
         The program is over on all ranks: nothing is exchanged any more.
     """
@@ -52,8 +63,9 @@ class Coordinator:
         self._steps, self._epoch, self._batch = steps, 0, 0
         self._samples, self._touched, self._sums, self._queued = 0, 0, False, False
         self._sharded, self._used = 0, False
+        self._summed, self._differs = False, False
         self._aside: list[list[torch.Tensor | None]] | None = None
-        self._total = comm.size
+        self._total, self.least = comm.size, 1
         self.over = False
 
     # What the program does
@@ -108,10 +120,10 @@ class Coordinator:
 
     def loss(self, sums: bool) -> None:
         """A backward pass begins, of a loss that is a sum over samples or their mean."""
-        self._sums = sums
-        if sums and not self.over and self.strategy.sums_gradients:
-            for each in self.sets:
-                each.scale_incoming(self.comm.size)
+        self._sums, self._summed = sums and bool(self._sharded), False
+        scaled = self._sums and not self.over and self.strategy.sums_gradients
+        for each in self.sets:
+            each.scale_incoming(self.comm.size if scaled else 1)
 
     def seen(self, parameters: ParameterSet) -> None:
         """A gradient of a set was accumulated."""
@@ -120,9 +132,43 @@ class Coordinator:
             self._queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._gradient)
 
+    def divides_passes(self) -> bool:
+        """Whether forward passes are divided over ranks now: not inside a loader whose batches are divided."""
+        return not self.over and not self._sharded
+
+    def pass_begins(self, checksum: int) -> Passing:
+        """A forward pass with samples of this ``checksum`` is next. Collective."""
+        self.start()
+        rows, active = self._arrive(Event.FORWARD, checksum)
+        self._batch += 1
+        if len(active) < self.comm.size:
+            return Passing.ALONE
+        return Passing.SAME if len({row.settings for row in rows}) == 1 else Passing.DIFFERENT
+
+    def pass_differs(self) -> None:
+        """The gradients of the pass are this rank's own: they are exchanged after the backward pass."""
+        self._differs = True
+
+    def pass_differentiated(self) -> None:
+        """All ranks differentiate a pass whose gradients are summed before they are accumulated. Collective.
+
+        Raises
+        ------
+        MismatchError
+            Other ranks do something else. On all ranks.
+        """
+        rows, active = self._arrive(Event.BACKWARD)
+        if len(active) < self.comm.size:
+            self._raise_parted(rows, active)
+        self._summed = True
+
     def _gradient(self) -> None:
         """A backward pass is over."""
         self._queued = False
+        if self._summed and not self._differs:
+            self._touched = 0
+            return
+        self._differs = False
         if self.over or not self.strategy.sums_gradients:
             return
         self.start()
@@ -156,15 +202,15 @@ class Coordinator:
 
     # Meetings
 
-    def _row(self, event: Event) -> Row:
-        settings = hash(tuple(each.settings() for each in self.sets)) & 0xFFFFFFFF
+    def _row(self, event: Event, checksum: int | None = None) -> Row:
+        settings = hash(tuple(each.settings() for each in self.sets)) & 0xFFFFFFFF if checksum is None else checksum
         return Row(event, self._epoch, self._batch, self._samples, self._touched, settings, int(self._sums),
                    tuple(each.steps for each in self.sets))
 
-    def _arrive(self, event: Event) -> tuple[list[Row], list[int]]:
+    def _arrive(self, event: Event, checksum: int | None = None) -> tuple[list[Row], list[int]]:
         """Meet until this rank is among those that act. Returns the rows of all ranks, and who acts."""
         while True:
-            rows = meet(self.comm, self._row(event), max(len(self.sets), 1))
+            rows = meet(self.comm, self._row(event, checksum), max(len(self.sets), 1))
             active = behind(rows)
             self._catch_up(rows, active[0])
             if self.comm.rank in active:
@@ -179,6 +225,8 @@ class Coordinator:
         event = Event(rows[active[0]].event)
         if event == Event.START:
             self._raise_different(rows, active)
+        if event == Event.BACKWARD:
+            self._raise_parted(rows, active)
         if event == Event.EPOCH:
             self._drawn(active[0], None)
         if event == Event.GRADIENT:
@@ -201,11 +249,11 @@ class Coordinator:
                 for part in each.local:
                     part.after_step(0, total)
 
+    def _raise_parted(self, rows: list[Row], active: list[int]) -> None:
+        _raise(rows, f"ranks {active[:8]} compute gradients of a forward pass that all ranks divided, the other ranks do not")
+
     def _raise_different(self, rows: list[Row], active: list[int]) -> None:
-        names = {rank: Event(row.event).name.lower().replace("_", " ") for rank, row in enumerate(rows)}
-        raise MismatchError(f"program: ranks {active[:8]} have other parameters in their optimisers than the other ranks, or "
-                            f"another optimiser (events: {names}); expected the same on all ranks. Does the program depend on "
-                            "random numbers that no seed sets, or on the time?")
+        _raise(rows, f"ranks {active[:8]} have other parameters in their optimisers than the other ranks, or another optimiser")
 
     def _set_aside(self) -> None:
         """Keep gradients of this rank that the active ranks' exchange would overwrite."""
@@ -299,3 +347,9 @@ class Coordinator:
             for part in each.local:
                 part.finish()
         self.over = True
+
+
+def _raise(rows: list[Row], found: str) -> None:
+    events = {rank: Event(row.event).name.lower().replace("_", " ") for rank, row in enumerate(rows)}
+    raise MismatchError(f"program: {found} (events: {events}); expected the same on all ranks. Does the program depend on "
+                        "random numbers that no seed sets, or on the time?")

@@ -6,18 +6,36 @@ from dataclasses import dataclass, field
 
 
 @dataclass
+class Passes:
+    """Forward passes of modules of one class for a gradient, outside loaders that are divided.
+
+    divided, samples : passes that were divided over ranks, and samples in them.
+    own : passes of other samples on each rank.
+    whole : passes of the same samples on each rank, because of ``why``.
+    """
+
+    divided: int = 0
+    samples: int = 0
+    own: int = 0
+    whole: int = 0
+    why: str = ""
+
+
+@dataclass
 class Facts:
     """Counted on each rank.
 
     steps : optimiser steps of this rank.
     optimisers : parameters of each optimiser.
     loaders : by description, how often iterated in shards, and how often whole.
+    passes : forward passes, by class of the module.
     notes : sentences, each once.
     """
 
     steps: int = 0
     optimisers: dict[str, int] = field(default_factory=dict)
     loaders: dict[str, list[int]] = field(default_factory=dict)
+    passes: dict[str, Passes] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def note(self, sentence: str) -> None:
@@ -28,3 +46,13 @@ class Facts:
     def loader(self, name: str, sharded: bool) -> None:
         """A loader begins to be iterated."""
         self.loaders.setdefault(name, [0, 0])[0 if sharded else 1] += 1
+
+    def forward(self, module: object, why: str, samples: int = 0) -> None:
+        """A forward pass of ``samples`` was divided; or not, because of ``why``. 0 samples: each rank had its own."""
+        found = self.passes.setdefault(type(module).__name__, Passes())
+        if why:
+            found.whole, found.why = found.whole + 1, why
+        elif samples:
+            found.divided, found.samples = found.divided + 1, found.samples + samples
+        else:
+            found.own += 1

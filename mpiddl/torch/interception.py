@@ -1,11 +1,13 @@
 """What is replaced in PyTorch while `mpiddl run` runs a program, and what is only listened to.
 
 Listened to, by documented hooks: steps of optimisers (``register_optimizer_step_pre_hook``, ``..._post_hook``) and gradients as
-they accumulate (``Tensor.register_post_accumulate_grad_hook``). Replaced, because there is no hook:
+they accumulate (``Tensor.register_post_accumulate_grad_hook``), and modules as they get their parameters
+(``register_module_parameter_registration_hook``). Replaced, because there is no hook:
 
 - ``torch.optim.Optimizer.__init__``, to know the parameters before their first gradient;
 - ``torch.utils.data.DataLoader.__iter__``, to divide batches;
-- ``torch.autograd.backward``, to know whether a loss is a mean or a sum.
+- ``torch.autograd.backward``, to know whether a loss is a mean or a sum;
+- ``torch.nn.Module.__call__``, to divide forward passes of programs without a loader.
 
 `remove` undoes all of it. The program's random state, defaults and weights are left alone.
 """
@@ -15,13 +17,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
+from mpiddl.torch.batch_dimension import least_samples
 from mpiddl.torch.coordinator import Coordinator
+from mpiddl.torch.divided_forward import DividedForward
 from mpiddl.torch.loss_reduction import is_sum
 from mpiddl.torch.sharded_loader import PlainLoader, Sharded
 
@@ -32,11 +37,15 @@ class Interception:
     def __init__(self, coordinator: Coordinator):
         self.coordinator = coordinator
         self._loaders: WeakKeyDictionary[DataLoader[Any], Sharded] = WeakKeyDictionary()
+        self._modules: WeakSet[torch.nn.Module] = WeakSet()
         self._undo: list[Callable[[], None]] = []
         self._replace(Optimizer, "__init__", self._optimizer_init)
         self._replace(DataLoader, "__iter__", self._loader_iter)
         self._replace(torch.autograd, "backward", self._backward)
-        for hook in (register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)):
+        self._forward = DividedForward(coordinator)
+        self._replace(torch.nn.Module, "__call__", self._module_call)
+        for hook in (register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step),
+                     register_module_parameter_registration_hook(lambda module, name, param: self._modules.add(module))):
             self._undo.append(hook.remove)
 
     def remove(self) -> None:
@@ -67,13 +76,17 @@ class Interception:
                 return before(loader)
             if loader not in self._loaders:
                 self._loaders[loader] = Sharded(loader, self.coordinator)
+            self.coordinator.least = least_samples(self._modules)
             return iter(self._loaders[loader])
 
         return iterate
 
     def _trains(self) -> bool:
-        """Whether a loader that is iterated now gives batches to train on."""
-        return torch.is_grad_enabled() and bool(self.coordinator.sets)
+        """Whether a loader that is iterated now gives batches to train on: not if all that is trained is in evaluation mode."""
+        updated = {id(tensor) for each in self.coordinator.sets for tensor in each.tensors}
+        modes = {each.training for module in list(self._modules) for each in module.modules()
+                 if any(id(tensor) in updated for tensor in each.parameters(recurse=False))}
+        return torch.is_grad_enabled() and bool(self.coordinator.sets) and modes != {False}
 
     def _backward(self, before: Any) -> Any:
         def backward(tensors: Any, *args: Any, **options: Any) -> Any:
@@ -81,6 +94,17 @@ class Interception:
             return before(tensors, *args, **options)
 
         return backward
+
+    def _module_call(self, before: Any) -> Any:
+        divided = self._forward
+
+        def call(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
+            if torch.compiler.is_compiling() or divided.inside:
+                return before(module, *args, **options)
+            self._modules.add(module)
+            return divided.call(module, args, options, before)
+
+        return call
 
     def _before_step(self, optimiser: Optimizer, args: Any, options: Any) -> None:
         if (found := self.coordinator.find(optimiser)) is not None:

@@ -26,10 +26,12 @@ class Event(IntEnum):
 
     START = 0
     EPOCH = 1
-    GRADIENT = 2
-    STEP = 3
-    EPOCH_END = 4
-    END = 5
+    FORWARD = 2
+    GRADIENT = 3
+    BACKWARD = 4
+    STEP = 5
+    EPOCH_END = 6
+    END = 7
 
 
 class Row(NamedTuple):
@@ -39,7 +41,7 @@ class Row(NamedTuple):
     epoch, batch : numbers of the epoch and of the batch.
     samples : samples in the gradient.
     touched : bit i: set i of parameters has a gradient.
-    settings : checksum of the optimisers' settings.
+    settings : checksum of the optimisers' settings; before a forward pass, of its samples.
     sums : 1: the loss is a sum over samples; 0: it is a mean.
     steps : steps taken by each set of parameters.
     """

@@ -36,7 +36,7 @@ class ParameterSet:
         self._hooks: list[Any] = []
         self.steps = 0
         self.started = self.replaying = False
-        self._scaled = False
+        self._scaled, self._factor = False, 1.0
 
     def wanted(self) -> list[torch.Tensor]:
         """The parameters that require gradients now."""
@@ -60,8 +60,9 @@ class ParameterSet:
 
     def scale_incoming(self, factor: float) -> None:
         """Multiply every gradient by ``factor`` before it is accumulated, from now on."""
-        if not self._scaled:
-            self._hooks += [tensor.register_hook(lambda grad: grad * factor) for tensor in self.tensors]
+        self._factor = factor
+        if factor != 1 and not self._scaled:
+            self._hooks += [tensor.register_hook(lambda grad: grad * self._factor) for tensor in self.tensors]
             self._scaled = True
 
     @torch.no_grad()

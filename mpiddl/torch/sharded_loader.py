@@ -65,7 +65,7 @@ class Sharded:
         coordinator, size, rank = self._coordinator, self._coordinator.comm.size, self._coordinator.comm.rank
         after = self._state()
         batches = coordinator.epoch_begins(lambda: _packed(self._drawn(after)))
-        shares = [(number, share) for number, batch in enumerate(_unpacked(batches)) for share in [part(batch, size, rank)]]
+        shares = [(number, part(batch, size, rank, coordinator.least)) for number, batch in enumerate(_unpacked(batches))]
         self._shares.batches = [share for _, share in shares if share]
         loaded = iter(self._plain())
         if rank == 0:
@@ -112,7 +112,7 @@ class Sharded:
                     coordinator.batch(1, number)
                     yield batch
                     continue
-                kept = block(rows, coordinator.comm.size, coordinator.comm.rank)
+                kept = share(rows, coordinator.comm.size, coordinator.comm.rank, coordinator.least)
                 coordinator.batch(len(kept), number)
                 if kept:
                     yield cut(batch, rows, slice(kept.start, kept.stop))
@@ -136,15 +136,27 @@ original_iter = DataLoader.__iter__
 """As torch defines it."""
 
 
-def part(batch: Sequence[Any], size: int, rank: int) -> list[Any]:
-    """The part of a batch that a rank computes: parts are contiguous, and their lengths differ by one at most.
+def share(samples: int, size: int, rank: int, least: int) -> range:
+    """The samples of a batch that a rank computes: ``least`` or more, or none, unless there are fewer in the batch.
+
+    Examples
+    --------
+    >>> [share(3, 2, rank, 1) for rank in range(2)], [share(3, 2, rank, 2) for rank in range(2)]
+    ([range(0, 2), range(2, 3)], [range(0, 3), range(3, 3)])
+    """
+    used = min(size, max(samples // least, 1))
+    return block(samples, used, rank) if rank < used else range(samples, samples)
+
+
+def part(batch: Sequence[Any], size: int, rank: int, least: int = 1) -> list[Any]:
+    """The part of a batch that a rank computes (`share`): contiguous, and with others differs in length by one at most.
 
     Examples
     --------
     >>> [part([7, 3, 5], 2, rank) for rank in range(2)]
     [[7, 3], [5]]
     """
-    kept = block(len(batch), size, rank)
+    kept = share(len(batch), size, rank, least)
     return list(batch[kept.start : kept.stop])
 
 

@@ -54,7 +54,19 @@ class SummedGradients:
     @torch.no_grad()
     def exchange(self, before: float, after: float) -> None:
         """Replace each gradient by ``after`` times the sum over all ranks of ``before`` times the gradient. Collective."""
-        self._fill(before)
+        means = self.total([tensor.grad for tensor in self.tensors], before, after)
+        for tensor, mean in zip(self.tensors, means, strict=True):
+            if mean is None:
+                tensor.grad = None
+            elif tensor.grad is not None and tensor.grad.is_sparse:
+                tensor.grad = mean.to_sparse(1)
+            elif tensor.grad is not mean:
+                tensor.grad = mean
+
+    @torch.no_grad()
+    def total(self, grads: Sequence[torch.Tensor | None], before: float, after: float) -> list[torch.Tensor | None]:
+        """The same of ``grads``, without a change of them: in memory that the next call writes over. Collective."""
+        self._fill(grads, before)
         step = Step(self._index, 1, 1, 0.0)
         combined = self._strategy.combine(self._comm, self._state, self._send, self._replica, step)
         self._state, self._index = combined.state, self._index + 1
@@ -62,20 +74,13 @@ class SummedGradients:
         if not self._direct:
             self._mean.copy_(torch.from_numpy(self._result))
         present = combined.grad[self._n :] > 0
-        for tensor, mean, there in zip(self.tensors, self.means, present.tolist(), strict=True):
-            if not there:
-                tensor.grad = None
-            elif tensor.grad is not None and tensor.grad.is_sparse:
-                tensor.grad = mean.to_sparse(1)
-            elif tensor.grad is not mean:
-                tensor.grad = mean
+        return [mean if there else None for mean, there in zip(self.means, present.tolist(), strict=True)]
 
-    def _fill(self, factor: float) -> None:
+    def _fill(self, grads: Sequence[torch.Tensor | None], factor: float) -> None:
         flags = self._send[self._n :]
         flags[:] = 0.0
         given, into = [], []
-        for number, (tensor, view) in enumerate(zip(self.tensors, self._views, strict=True)):
-            grad = tensor.grad
+        for number, (grad, view) in enumerate(zip(grads, self._views, strict=True)):
             if grad is None or not factor:
                 view.zero_()
                 continue

@@ -1,0 +1,263 @@
+"""Forward passes of modules, divided over ranks by samples, in programs that have no `DataLoader` to divide.
+
+All ranks call a module with the same samples. Each computes a part of them; all get the whole result, and go on with it as one
+rank would: with the loss, a hidden state, a condition to stop. In the backward pass each rank differentiates its part, and the
+gradients of the parameters are summed over ranks before they are accumulated. It does not matter whether an optimiser or the
+program's own arithmetic uses them.
+
+A trial finds the dimension of the samples (`mpiddl.torch.batch_dimension`). Before each divided pass, ranks compare checksums
+of the samples: where they differ, every rank computes its own samples whole.
+
+Cost: a meeting for each pass, forward and backward; an all-gather of the results; the strategy's, for the gradients.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+from zlib import crc32
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_flatten
+
+from mpiddl.layout import block
+from mpiddl.torch.batch_dimension import (
+    Division,
+    find_division,
+    least_samples,
+    samples_in,
+    tensors_of,
+    unflattened,
+    with_tensors,
+)
+from mpiddl.torch.coordinator import Coordinator, Passing
+from mpiddl.torch.divided_tensors import counted_once, gathered, own_part, shared, summed
+from mpiddl.torch.flat_tensors import by_dtype
+from mpiddl.torch.parameter_set import broadcast
+from mpiddl.torch.summed_gradients import SummedGradients
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments."""
+
+NO_BACKWARD_PASS = -1
+"""What autograd returns as the running backward pass outside of one. Checkpoints call modules once more inside one."""
+
+
+@dataclass
+class Known:
+    """What is known of a module.
+
+    number : counted from 0 in the order of their first calls.
+    divisions : by form of the arguments; a sentence where they cannot be divided.
+    refused : a sentence if it is never divided.
+    tried : a pass was divided.
+    tensors : parameters that require gradients, and the way to sum their gradients.
+    """
+
+    number: int
+    divisions: dict[Any, Division | str] = field(default_factory=dict)
+    refused: str = ""
+    tried: bool = False
+    tensors: list[Tensor] = field(default_factory=list)
+    sums: list[SummedGradients] = field(default_factory=list)
+
+
+class DividedForward:
+    """The forward passes of a program on the ranks of ``coordinator``."""
+
+    def __init__(self, coordinator: Coordinator):
+        self._coordinator, self._comm = coordinator, coordinator.comm
+        self._known: WeakKeyDictionary[torch.nn.Module, Known] = WeakKeyDictionary()
+        self.inside = False
+
+    def call(self, module: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any], whole: Callable[..., Any]) -> Any:
+        """What ``module(*args, **options)`` returns. ``whole`` computes it on one rank."""
+        self.inside = True
+        try:
+            return self._divided(module, (args, options), whole) if self._trains(module) else whole(module, *args, **options)
+        finally:
+            self.inside = False
+
+    def _trains(self, module: torch.nn.Module) -> bool:
+        """Whether this is a pass for a gradient of a module, outside a loader that is divided already."""
+        return (self._coordinator.divides_passes() and torch.is_grad_enabled() and module.training
+                and threading.current_thread() is threading.main_thread()
+                and torch._C._current_graph_task_id() == NO_BACKWARD_PASS and not torch.jit.is_tracing()
+                and torch._C._functorch.peek_interpreter_stack() is None
+                and any(param.requires_grad for param in module.parameters()) and not any(map(is_lazy, module.parameters())))
+
+    def _divided(self, module: torch.nn.Module, call: Call, whole: Callable[..., Any]) -> Any:
+        coordinator, inputs = self._coordinator, tensors_of(call)
+        if not coordinator.strategy.sums_gradients:
+            coordinator.facts.forward(module, "the strategy exchanges models, and divides only the batches of a DataLoader")
+            return whole(module, *call[0], **call[1])
+        known = self._known.setdefault(module, Known(len(self._known)))
+        known.refused = known.refused or _refused(module, inputs)
+        passing = coordinator.pass_begins(_checksum(known, inputs))
+        division, samples, why = None, 0, known.refused
+        if passing is Passing.SAME and not why:
+            division, samples, why = self._division(known, module, call, inputs)
+        if passing is Passing.ALONE or why:
+            if passing is not Passing.SAME:
+                coordinator.pass_differs()
+            coordinator.facts.forward(module, why or "other ranks were ahead")
+            return whole(module, *call[0], **call[1])
+        if division is None:
+            found = self._with_summed_gradients(known, module, call, 1 / self._comm.size)
+        else:
+            found = self._part(known, module, call, inputs, division, samples)
+        if not known.tried:
+            known.tried = True
+            if _reenters(found):
+                known.refused = "it uses checkpoints with use_reentrant=True"
+                return self._divided(module, call, whole)
+        coordinator.facts.forward(module, "", samples)
+        return found
+
+    def _division(self, known: Known, module: torch.nn.Module, call: Call,
+                  inputs: Sequence[Tensor]) -> tuple[Division | None, int, str]:
+        """How this call is divided, and its samples; or why it is not. Collective with the first call of a form."""
+        form = (str(tree_flatten(call)[1]), tuple((each.ndim, each.dtype) for each in inputs))
+        if form not in known.divisions:
+            if not known.divisions:
+                broadcast(self._comm, [*module.parameters(), *module.buffers()])
+            known.divisions[form] = find_division(module, call, self._comm.size, self._comm.rank, self._comm.allgather)
+        division = known.divisions[form]
+        if isinstance(division, str):
+            return None, 0, division
+        samples = samples_in(inputs, division.inputs)
+        least = self._comm.size * least_samples(module.modules())
+        if samples is None or samples < least:
+            return None, 0, f"{samples or 'an unclear number of'} samples; {least} or more can be divided"
+        return division, samples, ""
+
+    # A pass of all ranks
+
+    def _part(self, known: Known, module: torch.nn.Module, call: Call, inputs: Sequence[Tensor], division: Division,
+              samples: int) -> Any:
+        """What the module returns for ``samples``; each rank computes a part of it."""
+        comm = self._comm
+        common = [each for each, place in zip(inputs, division.inputs, strict=True) if place is None and each.requires_grad]
+        used = iter(shared(common, self._plain_sum))
+        parts = [own_part(each, comm, place.dim) if place is not None else next(used) if each.requires_grad else each
+                 for each, place in zip(inputs, division.inputs, strict=True)]
+        found = self._with_summed_gradients(known, module, with_tensors(call, parts), 1.0)
+        outputs = []
+        for tensor, place in zip(tensors_of(found), division.outputs, strict=True):
+            if place is None:
+                outputs.append(counted_once(tensor, comm.size))
+                continue
+            part, dim = unflattened(tensor, place, len(block(samples, comm.size, comm.rank)))
+            whole = gathered(part, comm, dim, samples)
+            outputs.append(whole.flatten(place.dim, place.dim + 1) if part.ndim > tensor.ndim else whole)
+        return with_tensors(found, outputs)
+
+    def _with_summed_gradients(self, known: Known, module: torch.nn.Module, call: Call, factor: float) -> Any:
+        """What the module returns for this rank's samples. A gradient of a parameter is ``factor`` times the sum over ranks."""
+        named = {name: param for name, param in module.named_parameters() if param.requires_grad}
+        self._watch(known, list(named.values()))
+        params = dict(zip(named, shared(list(named.values()), lambda grads: self._sum(known, grads, factor)), strict=True))
+        versions = [buffer._version for buffer in module.buffers()]
+        with _random_numbers(self._comm.rank):
+            found = functional_call(module, params, *call)
+        self._average(module, versions)
+        return found
+
+    def _watch(self, known: Known, tensors: list[Tensor]) -> None:
+        """Build what sums the gradients of these parameters, unless it is there. Collective if it is not."""
+        if len(tensors) == len(known.tensors) and all(map(lambda a, b: a is b, tensors, known.tensors)):
+            return
+        for each in known.sums:
+            each.Free()
+        known.tensors = tensors
+        strategy = self._coordinator.strategy
+        known.sums = [SummedGradients(self._comm.Dup(), strategy, each) for each in by_dtype(tensors).values()]
+
+    def _sum(self, known: Known, grads: Sequence[Tensor | None], factor: float) -> list[Tensor | None]:
+        self._coordinator.pass_differentiated()
+        given = dict(zip(map(id, known.tensors), grads, strict=True))
+        found: dict[int, Tensor | None] = {}
+        for each in known.sums:
+            mine = [given[id(tensor)] for tensor in each.tensors]
+            for tensor, grad, total in zip(each.tensors, mine, each.total(mine, 1.0, factor), strict=True):
+                sparse = total is not None and grad is not None and grad.is_sparse
+                found[id(tensor)] = total if total is None else total.to_sparse(1) if sparse else total.clone()
+        return [found[id(tensor)] for tensor in known.tensors]
+
+    def _plain_sum(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The sum over ranks of gradients that are no parameters'; all ranks have the same ones."""
+        self._coordinator.pass_differentiated()
+        return [None if grad is None else summed(grad, self._comm) for grad in grads]
+
+    def _average(self, module: torch.nn.Module, versions: list[int]) -> None:
+        """The mean over ranks of the buffers that the pass has changed, such as the averages of batch normalisation."""
+        for buffer, version in zip(module.buffers(), versions, strict=True):
+            if buffer._version != version and buffer.is_floating_point():
+                buffer.data.copy_(summed(buffer, self._comm) / self._comm.size)  # data: the graph may have saved the buffer
+
+
+def _refused(module: torch.nn.Module, inputs: Sequence[Tensor]) -> str:
+    """Why no trial is made, or ""."""
+    if not inputs:
+        return "it is called without tensors"
+    if any(each.layout != torch.strided or each.is_nested for each in inputs):
+        return "it is called with sparse or nested tensors"
+    for each in module.modules():
+        if isinstance(each, (torch.jit.ScriptModule, torch._dynamo.eval_frame.OptimizedModule)):
+            return "it is compiled"
+        for hook in (*each._forward_hooks.values(), *each._forward_pre_hooks.values(), *each._backward_hooks.values()):
+            if not (getattr(hook, "__module__", None) or type(hook).__module__).startswith("torch."):
+                return "it has hooks of the program"
+    return ""
+
+
+def _checksum(known: Known, inputs: Sequence[Tensor]) -> int:
+    """Of what this rank is about to compute."""
+    found = crc32(repr((known.number, known.refused, [(str(each.dtype), tuple(each.shape)) for each in inputs])).encode())
+    for each in inputs:
+        if each.layout == torch.strided and not each.is_nested:
+            found = crc32(each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, found)
+    return found
+
+
+def _reenters(found: Any) -> bool:
+    """Whether a backward pass runs in the graph of a result: it accumulates gradients that nothing sums over ranks."""
+    waiting = [tensor.grad_fn for tensor in tensors_of(found)]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        waiting += [below for below, _ in node.next_functions]
+    return False
+
+
+class _random_numbers:
+    """Other random numbers on each rank inside; afterwards, the same state on all of them: as before if none were drawn."""
+
+    def __init__(self, rank: int):
+        self._rank = rank
+
+    def __enter__(self) -> None:
+        generator = torch.default_generator
+        self._before = generator.get_state()
+        seed = int(torch.randint(1 << 62, (), generator=generator))
+        self._next = generator.get_state()
+        generator.manual_seed(seed + self._rank)
+        self._inside = generator.get_state()
+
+    def __exit__(self, *error: Any) -> None:
+        generator = torch.default_generator
+        drawn = not torch.equal(generator.get_state(), self._inside)
+        generator.set_state(self._next if drawn else self._before)
+
+
