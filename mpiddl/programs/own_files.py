@@ -1,10 +1,10 @@
 """Files that a program writes on ranks other than 0: they go to a folder of the rank's own; rank 0 alone writes results.
 
 A rank reads back what it has written itself, since it finds its own files first: a model that is saved and loaded again is the
-same on all ranks, whether rank 0 has finished writing or not. Covered are ``open``, ``os.mkdir``, ``os.makedirs``,
-``os.remove``, ``os.unlink``, ``os.rename``, ``os.replace``, ``os.rmdir``, ``os.stat`` and what is made of them, such as
-``os.path.exists``, ``pathlib`` and ``shutil.copy``. Folders of ``tempfile`` are each rank's own already, and stay where they
-are. Files that compiled code opens by itself are written by all ranks.
+same on all ranks, whether rank 0 has finished writing or not. Covered are ``open``, ``os.mkdir``, ``os.remove``, ``os.unlink``,
+``os.rename``, ``os.replace``, ``os.rmdir``, ``os.stat`` and what is made of them, such as ``os.makedirs``, ``os.path.exists``,
+``pathlib`` and ``shutil.copy``. Folders of ``tempfile`` are each rank's own already, and caches are made for several processes:
+both stay where they are. Files that compiled code or another process opens are not covered.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from typing import Any
 
 WRITES = set("wax+")
 
+CACHES = ("__pycache__", "torchinductor_")
+"""Folders of caches have such a beginning in their names, wherever they are."""
+
 
 class OwnFiles:
     """The files of one rank; ``remove`` puts everything back and deletes them."""
@@ -27,13 +30,13 @@ class OwnFiles:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="mpiddl-files-"))
         self._gone: set[str] = set()
-        self._temporary: list[str] = []
+        self._shared = [os.path.abspath(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) + os.sep]
+        self._shared += [os.path.abspath(folder) + os.sep for folder in [os.environ.get("TORCHINDUCTOR_CACHE_DIR")] if folder]
         self._undo: list[Callable[[], None]] = []
         self._open, self._stat = builtins.open, os.stat
         for owner in (builtins, io):
             self._replace(owner, "open", self._opened)
-        for name in ("mkdir", "makedirs"):
-            self._replace(os, name, self._made)
+        self._replace(os, "mkdir", self._made)
         for name in ("remove", "unlink", "rmdir"):
             self._replace(os, name, self._removed)
         for name in ("rename", "replace"):
@@ -59,7 +62,10 @@ class OwnFiles:
             name = os.path.abspath(os.fsdecode(os.fspath(path)))
         except TypeError:
             return None
-        return None if name.startswith(("/dev/", "/proc/", *self._temporary)) else self._folder / name.lstrip("/")
+        if (name + os.sep).startswith(("/dev/", "/proc/", *self._shared)) or any(
+                part.startswith(CACHES) for part in name.split(os.sep)):
+            return None
+        return self._folder / name.lstrip("/")
 
     def _made_temporary(self, *args: Any, **options: Any) -> Any:
         made, os.mkdir = os.mkdir, _mkdir
@@ -67,7 +73,7 @@ class OwnFiles:
             found = self._make_temporary(*args, **options)
         finally:
             os.mkdir = made
-        self._temporary.append(os.path.abspath(os.fsdecode(found)))
+        self._shared.append(os.path.abspath(os.fsdecode(found)) + os.sep)
         return found
 
     def _exists(self, path: Any) -> bool:
@@ -110,12 +116,12 @@ class OwnFiles:
             return self._stat(own, *args, **options)
         return self._stat(path, *args, **options)
 
-    def _made(self, path: Any, mode: int = 0o777, exist_ok: bool = False, **options: Any) -> None:
+    def _made(self, path: Any, mode: int = 0o777, **options: Any) -> None:
         own = self._own(path)
         if own is None or options.get("dir_fd") is not None:
-            _makedirs(path, mode, exist_ok) if not options else _mkdir(path, mode, **options)
+            _mkdir(path, mode, **options)
             return
-        if not exist_ok and self._exists(own):
+        if self._exists(own):
             raise FileExistsError(17, "File exists", os.fspath(path))
         self._make(own)
 
@@ -145,4 +151,4 @@ class OwnFiles:
         self._gone.discard(str(there))
 
 
-_mkdir, _makedirs, _rmdir, _unlink, _replace = os.mkdir, os.makedirs, os.rmdir, os.unlink, os.replace
+_mkdir, _rmdir, _unlink, _replace = os.mkdir, os.rmdir, os.unlink, os.replace

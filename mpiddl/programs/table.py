@@ -39,7 +39,7 @@ def _of_torch(facts: Any, size: int) -> list[tuple[str, str]]:
         said = [f"{passes.divided} forward passes with {passes.samples} samples: each was divided over {size} ranks"
                 ] if passes.divided else []
         said += [f"{passes.own} forward passes of other samples on each rank: gradients were averaged"] if passes.own else []
-        said += [f"{passes.whole} forward passes whole, on every rank: {passes.why}"] if passes.whole else []
+        said += [f"{count} forward passes whole, on every rank: {why}" for why, count in passes.whole.items()]
         found.append((name, "; ".join(said)))
     distributed = any(sharded for sharded, _ in facts.loaders.values()) or any(
         passes.divided or passes.own for passes in facts.passes.values())

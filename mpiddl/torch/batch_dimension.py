@@ -1,6 +1,7 @@
 """Which dimension of a module's tensors counts samples: found by a trial.
 
-A module treats samples independently if a part of the samples gives the part of the output. The trial computes the output of
+A module treats samples independently if a part of the samples gives the part of the output, or if the mean or the sum of what
+all parts give, such as a loss, is the output. The trial computes the output of
 all samples and that of a part, in evaluation mode and without gradients, and compares. It uses parameters and inputs with some
 noise on them, because equal or vanishing numbers prove nothing. Each rank tries its own part: the first samples alone would
 agree in a sequence, too, where the later ones depend on the earlier ones.
@@ -34,6 +35,9 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.complex128: 1e-8, t
 """Of two results that differ by rounding, relative to the largest number in them; 0.02 for types with fewer bits."""
 
 
+MOST_REDUCED = 1024
+"""Elements of a tensor that may be a mean or a sum over samples."""
+
 USUAL = frozenset(vars(torch.nn.Module()))
 """Attributes of every module."""
 
@@ -49,6 +53,16 @@ class Place(NamedTuple):
     inner: bool = False
 
 
+class Reduced(NamedTuple):
+    """A small tensor, such as a loss, that is made of all samples: the mean over them, or their sum."""
+
+    mean: bool
+
+
+Part = Place | Reduced | None
+"""What the results of all ranks are to the whole: parts of it; its summands; or each of them is the whole."""
+
+
 class Division(NamedTuple):
     """The places of samples in the tensors of a call; None: the tensor has none, and is used whole.
 
@@ -56,7 +70,7 @@ class Division(NamedTuple):
     """
 
     inputs: tuple[Place | None, ...]
-    outputs: tuple[Place | None, ...]
+    outputs: tuple[Part, ...]
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
@@ -138,14 +152,14 @@ def find_division(module: torch.nn.Module, call: Any, size: int, rank: int,
             assert samples is not None
             mine = _outputs(module, values, noisy, places, block(samples, size, rank), samples, whole, kept_whole)
             answers = agree(mine)
-            if all(answer is not None and answer == answers[0] for answer in answers):
-                return Division(places, answers[0])
+            if None not in answers and (outputs := _common(answers, tensors_of(whole), samples)) is not None:
+                return Division(places, outputs)
     return "no dimension was found whose parts give the parts of the result"
 
 
 def _outputs(module: torch.nn.Module, values: dict[str, Tensor], call: Any, places: Sequence[Place | None], kept: range,
-             samples: int, whole: Any, kept_whole: dict[Any, Any]) -> tuple[Place | None, ...] | None:
-    """The places of samples in the outputs, if the samples ``kept`` give their part of ``whole``."""
+             samples: int, whole: Any, kept_whole: dict[Any, Any]) -> list[Place | Tensor | None] | None:
+    """Where the samples ``kept`` give their part of ``whole``: the places in the outputs, or small outputs themselves."""
     parts = [tensor if place is None else tensor.narrow(place.dim, kept.start, len(kept))
              for tensor, place in zip(tensors_of(call), places, strict=True)]
     try:
@@ -155,17 +169,38 @@ def _outputs(module: torch.nn.Module, values: dict[str, Tensor], call: Any, plac
     (theirs, theirs_as), (mine, mine_as) = tree_flatten(whole), tree_flatten(part)
     if theirs_as != mine_as or not _same_attributes(kept_whole, kept_part):
         return None
-    found = list[Place | None]()
+    found = list[Place | Tensor | None]()
     for full, own in zip(theirs, mine, strict=True):
         if not isinstance(full, Tensor):
             if isinstance(own, Tensor) or full != own:
                 return None
             continue
         fits = [place for place in _forms(full, own, samples, len(kept)) if _is_part(full, own, place, samples, kept)]
+        small = isinstance(own, Tensor) and own.shape == full.shape and own.numel() <= MOST_REDUCED and own.is_floating_point()
+        if not fits and not small:
+            return None
+        found.append(fits[0] if fits else own)
+    return found
+
+
+def _common(answers: list[Any], whole: list[Tensor], samples: int) -> tuple[Part, ...] | None:
+    """What the outputs of all ranks are to those of the whole; None if they do not fit, or say nothing of the samples."""
+    found = list[Part]()
+    for full, *each in zip(whole, *answers, strict=True):
+        if not any(isinstance(one, Tensor) for one in each):
+            if any(one != each[0] for one in each):
+                return None
+            found.append(each[0])
+            continue
+        if not all(isinstance(one, Tensor) for one in each):
+            return None
+        sums = {Reduced(mean): sum(one * (len(block(samples, len(each), rank)) / samples if mean else 1.0)
+                                   for rank, one in enumerate(each)) for mean in (True, False)}
+        fits = [form for form, total in sums.items() if _close(full, total)]
         if not fits:
             return None
         found.append(fits[0])
-    return tuple(found) if any(found) else None
+    return tuple(found) if any(each is not None for each in found) else None
 
 
 def _forms(full: Any, own: Any, samples: int, kept: int) -> Iterator[Place | None]:
@@ -188,6 +223,10 @@ def _is_part(full: Tensor, own: Tensor, place: Place | None, samples: int, kept:
         full = full.narrow(dim, kept.start, len(kept))
     if not (full.is_floating_point() or full.is_complex()):
         return bool(torch.equal(full, own))
+    return _close(full, own)
+
+
+def _close(full: Tensor, own: Tensor) -> bool:
     limit = full.abs().max().item() * TOLERANCE.get(full.dtype, 0.02) if full.numel() else 0.0
     return bool(torch.isfinite(full).all()) and bool(((full - own).abs() <= limit).all())
 

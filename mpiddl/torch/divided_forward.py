@@ -29,6 +29,8 @@ from torch.utils._pytree import tree_flatten
 from mpiddl.layout import block
 from mpiddl.torch.batch_dimension import (
     Division,
+    Part,
+    Reduced,
     find_division,
     least_samples,
     samples_in,
@@ -37,7 +39,7 @@ from mpiddl.torch.batch_dimension import (
     with_tensors,
 )
 from mpiddl.torch.coordinator import Coordinator, Passing
-from mpiddl.torch.divided_tensors import counted_once, gathered, own_part, shared, summed
+from mpiddl.torch.divided_tensors import counted_once, gathered, own_part, reduced, shared, summed
 from mpiddl.torch.flat_tensors import by_dtype
 from mpiddl.torch.parameter_set import broadcast
 from mpiddl.torch.summed_gradients import SummedGradients
@@ -72,7 +74,7 @@ class DividedForward:
     """The forward passes of a program on the ranks of ``coordinator``."""
 
     def __init__(self, coordinator: Coordinator):
-        self._coordinator, self._comm = coordinator, coordinator.comm
+        self._coordinator, self._comm, self._facts = coordinator, coordinator.comm, coordinator.facts
         self._known: WeakKeyDictionary[torch.nn.Module, Known] = WeakKeyDictionary()
         self.inside = False
 
@@ -93,9 +95,9 @@ class DividedForward:
                 and any(param.requires_grad for param in module.parameters()) and not any(map(is_lazy, module.parameters())))
 
     def _divided(self, module: torch.nn.Module, call: Call, whole: Callable[..., Any]) -> Any:
-        coordinator, inputs = self._coordinator, tensors_of(call)
+        coordinator, inputs, name = self._coordinator, tensors_of(call), type(uncompiled(module)).__name__
         if not coordinator.strategy.sums_gradients:
-            coordinator.facts.forward(module, "the strategy exchanges models, and divides only the batches of a DataLoader")
+            self._facts.forward(name, "the strategy exchanges models, and divides only the batches of a DataLoader")
             return whole(module, *call[0], **call[1])
         known = self._known.setdefault(module, Known(len(self._known)))
         known.refused = known.refused or _refused(module, inputs)
@@ -106,7 +108,7 @@ class DividedForward:
         if passing is Passing.ALONE or why:
             if passing is not Passing.SAME:
                 coordinator.pass_differs()
-            coordinator.facts.forward(module, why or "other ranks were ahead")
+            self._facts.forward(name, why or "other ranks were ahead")
             return whole(module, *call[0], **call[1])
         if division is None:
             found = self._with_summed_gradients(known, module, call, 1 / self._comm.size)
@@ -117,7 +119,7 @@ class DividedForward:
             if _reenters(found):
                 known.refused = "it uses checkpoints with use_reentrant=True"
                 return self._divided(module, call, whole)
-        coordinator.facts.forward(module, "", samples)
+        self._facts.forward(name, "", samples)
         return found
 
     def _division(self, known: Known, module: torch.nn.Module, call: Call,
@@ -127,7 +129,8 @@ class DividedForward:
         if form not in known.divisions:
             if not known.divisions:
                 broadcast(self._comm, [*module.parameters(), *module.buffers()])
-            known.divisions[form] = find_division(module, call, self._comm.size, self._comm.rank, self._comm.allgather)
+            comm = self._comm
+            known.divisions[form] = find_division(uncompiled(module), call, comm.size, comm.rank, comm.allgather)
         division = known.divisions[form]
         if isinstance(division, str):
             return None, 0, division
@@ -148,15 +151,19 @@ class DividedForward:
         parts = [own_part(each, comm, place.dim) if place is not None else next(used) if each.requires_grad else each
                  for each, place in zip(inputs, division.inputs, strict=True)]
         found = self._with_summed_gradients(known, module, with_tensors(call, parts), 1.0)
-        outputs = []
-        for tensor, place in zip(tensors_of(found), division.outputs, strict=True):
-            if place is None:
-                outputs.append(counted_once(tensor, comm.size))
-                continue
-            part, dim = unflattened(tensor, place, len(block(samples, comm.size, comm.rank)))
-            whole = gathered(part, comm, dim, samples)
-            outputs.append(whole.flatten(place.dim, place.dim + 1) if part.ndim > tensor.ndim else whole)
-        return with_tensors(found, outputs)
+        kept = len(block(samples, comm.size, comm.rank))
+        return with_tensors(found, [self._whole(tensor, place, samples, kept)
+                                    for tensor, place in zip(tensors_of(found), division.outputs, strict=True)])
+
+    def _whole(self, tensor: Tensor, place: Part, samples: int, kept: int) -> Tensor:
+        """An output for all ``samples``, of which this rank has computed ``kept``."""
+        if place is None:
+            return counted_once(tensor, self._comm.size)
+        if isinstance(place, Reduced):
+            return reduced(tensor, self._comm, kept / samples if place.mean else 1.0)
+        part, dim = unflattened(tensor, place, kept)
+        whole = gathered(part, self._comm, dim, samples)
+        return whole.flatten(place.dim, place.dim + 1) if part.ndim > tensor.ndim else whole
 
     def _with_summed_gradients(self, known: Known, module: torch.nn.Module, call: Call, factor: float) -> Any:
         """What the module returns for this rank's samples. A gradient of a parameter is ``factor`` times the sum over ranks."""
@@ -202,6 +209,11 @@ class DividedForward:
                 buffer.data.copy_(summed(buffer, self._comm) / self._comm.size)  # data: the graph may have saved the buffer
 
 
+def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+    """The module of which `torch.compile` has made ``module``; the module itself if it was not compiled."""
+    return getattr(module, "_orig_mod", module)
+
+
 def _refused(module: torch.nn.Module, inputs: Sequence[Tensor]) -> str:
     """Why no trial is made, or ""."""
     if not inputs:
@@ -209,8 +221,8 @@ def _refused(module: torch.nn.Module, inputs: Sequence[Tensor]) -> str:
     if any(each.layout != torch.strided or each.is_nested for each in inputs):
         return "it is called with sparse or nested tensors"
     for each in module.modules():
-        if isinstance(each, (torch.jit.ScriptModule, torch._dynamo.eval_frame.OptimizedModule)):
-            return "it is compiled"
+        if isinstance(each, torch.jit.ScriptModule):
+            return "it is compiled by torch.jit"
         for hook in (*each._forward_hooks.values(), *each._forward_pre_hooks.values(), *each._backward_hooks.values()):
             if not (getattr(hook, "__module__", None) or type(hook).__module__).startswith("torch."):
                 return "it has hooks of the program"

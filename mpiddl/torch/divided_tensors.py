@@ -40,6 +40,11 @@ def shared(tensors: Sequence[Tensor], total: Sum) -> tuple[Tensor, ...]:
     return _Shared.apply(total, *tensors) if tensors else ()
 
 
+def reduced(part: Tensor, comm: Comm, weight: float) -> Tensor:
+    """The sum over all ranks of a tensor times the rank's ``weight``. Collective; its gradient is not."""
+    return _Reduced.apply(part, comm, weight)
+
+
 def counted_once(tensor: Tensor, size: int) -> Tensor:
     """The same tensor, which all ranks have computed alike: each rank passes on its share of the gradient."""
     return _CountedOnce.apply(tensor, size) if tensor.requires_grad else tensor
@@ -54,6 +59,28 @@ def summed(tensor: Tensor, comm: Comm) -> Tensor:
     allreduce(comm, IN_PLACE, numbers.numpy())
     found = numbers.to(real.device, real.dtype)
     return torch.view_as_complex(found) if tensor.is_complex() else found
+
+
+class _Reduced(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, comm: Comm, weight: float) -> Tensor:
+        ctx.comm, ctx.weight = comm, weight
+        return summed(part * weight, comm)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _Weighted.apply(grad, ctx.comm, ctx.weight), None, None
+
+
+class _Weighted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, comm: Comm, weight: float) -> Tensor:
+        ctx.comm, ctx.weight = comm, weight
+        return whole * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return reduced(grad, ctx.comm, ctx.weight), None, None
 
 
 class _CountedOnce(torch.autograd.Function):

@@ -11,14 +11,13 @@ class Passes:
 
     divided, samples : passes that were divided over ranks, and samples in them.
     own : passes of other samples on each rank.
-    whole : passes of the same samples on each rank, because of ``why``.
+    whole : passes of the same samples on each rank, by reason.
     """
 
     divided: int = 0
     samples: int = 0
     own: int = 0
-    whole: int = 0
-    why: str = ""
+    whole: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -47,11 +46,14 @@ class Facts:
         """A loader begins to be iterated."""
         self.loaders.setdefault(name, [0, 0])[0 if sharded else 1] += 1
 
-    def forward(self, module: object, why: str, samples: int = 0) -> None:
-        """A forward pass of ``samples`` was divided; or not, because of ``why``. 0 samples: each rank had its own."""
-        found = self.passes.setdefault(type(module).__name__, Passes())
+    def forward(self, module: str, why: str, samples: int = 0) -> None:
+        """A forward pass of ``samples`` was divided; or not, because of ``why``. 0 samples: each rank had its own.
+
+        ``module`` is the name of its class.
+        """
+        found = self.passes.setdefault(module, Passes())
         if why:
-            found.whole, found.why = found.whole + 1, why
+            found.whole[why] = found.whole.get(why, 0) + 1
         elif samples:
             found.divided, found.samples = found.divided + 1, found.samples + samples
         else:
