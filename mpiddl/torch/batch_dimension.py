@@ -106,7 +106,7 @@ def candidates(inputs: Sequence[Tensor], least: int) -> Iterator[tuple[Place | N
 
     Examples
     --------
-    >>> list(candidates([torch.zeros(35, 20), torch.zeros(2, 20, 8)], 2))
+    >>> list(candidates([torch.zeros(35, 20), torch.zeros(2, 20, 8)], 2))[:2]
     [(Place(dim=0, inner=False), None), (Place(dim=1, inner=False), Place(dim=1, inner=False))]
     """
     tried = set()
