@@ -18,7 +18,7 @@ from mpiddl.programs import sklearn_estimators
 from mpiddl.programs.after_import import AfterImport
 from mpiddl.programs.own_files import OwnFiles
 from mpiddl.programs.table import rows, show
-from mpiddl.strategies import Strategy, make_strategy
+from mpiddl.strategies import Strategy, of_programs
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.mpi import world
 
@@ -58,15 +58,9 @@ def run(program: str, args: Sequence[str], strategy: str = "auto", steps: int = 
     """
     if not os.path.isfile(program):
         raise UsageError(f"program: got {program!r}, expected a Python file")
-    chosen = checked(make_strategy(strategy))
+    of_programs.named(strategy)
     with world(os.environ) as link:
-        if link.size > 1:
-            chosen.check(link.size)
-            chosen, _ = chosen.resolve(link)
-            if any(chosen.placement(link.size, rank, link.size).serves for rank in range(link.size)):
-                raise UsageError(f"strategy: got {strategy!r}, which needs ranks that only serve; expected a strategy in which "
-                                 "every rank runs the program, such as one with communication=one-sided")
-        session = Session(link, chosen, steps)
+        session = Session(link, of_programs.resolved(strategy, link), steps)
         try:
             session.execute(program, args)
             session.finish()
@@ -74,14 +68,6 @@ def run(program: str, args: Sequence[str], strategy: str = "auto", steps: int = 
             session.close()
         if link.rank == 0 and not quiet:
             show(session.found(), link.size, strategy)
-
-
-def checked(strategy: Strategy) -> Strategy:
-    """A strategy that a program can be trained with; a `UsageError` otherwise."""
-    if strategy.by_shard or type(strategy).blocks is not Strategy.blocks or type(strategy).shards is not Strategy.shards:
-        raise UsageError(f"strategy: got {strategy!r}, which needs the gradients of single blocks of rows; a program computes "
-                         "one gradient for each batch. Expected another one, such as auto or multicast-allreduce")
-    return strategy
 
 
 class Session:
