@@ -111,11 +111,11 @@ def distribute(model: torch.nn.Module, optimizer: Optimizer, loader: DataLoader[
 
 
 def _check(model: Any, optimizer: Any, loader: Any, loss: Any) -> None:
-    for name, given, wanted in (("model", model, torch.nn.Module), ("optimizer", optimizer, Optimizer),
-                                ("loader", loader, (DataLoader, type(None)))):
+    for name, given, wanted, spelled in (("model", model, torch.nn.Module, "torch.nn.Module"),
+                                         ("optimizer", optimizer, Optimizer, "torch.optim.Optimizer"),
+                                         ("loader", loader, (DataLoader, type(None)), "torch.utils.data.DataLoader")):
         if not isinstance(given, wanted):
-            expected = "torch.utils.data.DataLoader" if name == "loader" else f"{wanted.__module__}.{wanted.__qualname__}"
-            raise UsageError(f"{name}: got {type(given).__name__}, expected a {expected}")
+            raise UsageError(f"{name}: got {type(given).__name__}, expected a {spelled}")
     if loss not in LOSSES:
         raise UsageError(f"loss: got {loss!r}, expected one of {', '.join(LOSSES)}")
     if loss == "sum" and loader is None:

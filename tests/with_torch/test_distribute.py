@@ -116,7 +116,7 @@ def test_without_a_loader_gradients_are_averaged(tmp_path, mpirun):
 
 
 @pytest.mark.parametrize(("call", "wanted"), [
-    ("model, model", "optimizer: got Linear, expected a torch.optim.optimizer.Optimizer"),
+    ("model, model", "optimizer: got Linear, expected a torch.optim.Optimizer"),
     ("model, optimiser, [1, 2]", "loader: got list, expected a torch.utils.data.DataLoader"),
     ("model, optimiser, strategy='gosip'", "did you mean 'gossip'?"),
     ("model, optimiser, loss='men'", "loss: got 'men', expected one of mean, sum"),
