@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", type=Path, help="append the outcomes to this file, a JSON list a line")
     parser.addoption("--tier", choices=TIERS, default="all", help="what `make test` runs, what `make test-more` adds, or all")
     parser.addoption("--again", action="store_true", help="with a second MPI library: leave out tests marked no_mpi")
-    parser.addoption("--in-process", action="store_true", help="start no jobs: one case of each test; tier more: the others")
+    parser.addoption("--in-process", action="store_true", help="start no jobs: one case of each test; tier all: every case")
 
 
 @pytest.hookimpl(trylast=True)
@@ -81,10 +81,9 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Several ranks run what is marked for them, one rank runs all that does not need more."""
     chosen = {item: _is_chosen(item, config.option) for item in items}
-    if config.option.in_process:  # with another Python: to that, the cases are alike
+    if config.option.in_process and config.option.tier != "all":  # with another Python: to that, the cases are alike
         first = {item.nodeid.partition("[")[0]: item for item in reversed(items) if chosen[item]}
-        tier = {item: "more" if item.get_closest_marker("more") else "test" for item in first.values()}
-        chosen = {item: chosen[item] and config.option.tier in (tier.get(item, "more"), "all") for item in items}
+        chosen = dict.fromkeys(items, False) | dict.fromkeys(first.values(), True)
     if not all(chosen.values()):
         config.hook.pytest_deselected(items=[item for item in items if not chosen[item]])
         items[:] = [item for item in items if chosen[item]]

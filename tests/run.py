@@ -9,7 +9,7 @@ A part is one MPI library at one world size. On one rank it runs all tests that 
 those with the mpi mark. Tests to which the library makes no difference (the mark no_mpi) run with the first one only. As
 one rank is the longest by far, its files are dealt to several parts, by the seconds in ``tests/seconds.txt``, unless pytest
 is given arguments; ``--keep-seconds`` writes that file anew. If the machine has an older Python 3.11 than the environment,
-one more part runs with that: of each test of one rank that starts no command or job one case, the others in the second tier.
+one more part of the second tier runs with that: one case of each test of one rank that starts no command or job.
 First of all a single process fills the cache of compiled kernels that all parts share. Two parts run at a time, where
 there are two cores, those of one rank first: three that start jobs take each other's cores.
 """
@@ -81,7 +81,8 @@ def main() -> int:
     parts = [part for size in options.sizes for mpi in options.mpi for part in parts_of(mpi, size, options)]
     first = next(iter(options.mpi.values()))
     with ThreadPoolExecutor(1) as pool:  # one environment is made while the other compiles
-        more = pool.submit(oldest, first) if not options.pytest and 1 in options.sizes else None
+        older = options.tier != "test" and not options.pytest and 1 in options.sizes
+        more = pool.submit(oldest, first) if older else None
         warm(first)
         parts += more.result() if more is not None else []
     workers = min(2, len(os.sched_getaffinity(0)))

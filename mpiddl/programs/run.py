@@ -6,6 +6,7 @@ come from rank 0 alone. On one rank the program runs as with ``python program.py
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -76,6 +77,7 @@ class Session:
     def __init__(self, link: Comm, strategy: Strategy, steps: int):
         self._link, self._strategy, self._steps = link, strategy, steps
         self._interception: Any = None
+        self._of_keras: Any = None
         self._undo: list[Callable[[], None]] = []
         self._estimators: Any = None
         if link.size == 1:
@@ -83,7 +85,7 @@ class Session:
         random.setstate(link.bcast(random.getstate()))
         self._estimators = sklearn_estimators.install(link)
         self._undo.append(self._estimators.remove)
-        self._undo.append(AfterImport({"torch": self._torch, "numpy.random": self._numpy}).remove)
+        self._undo.append(AfterImport({"torch": self._torch, "keras": self._keras, "numpy.random": self._numpy}).remove)
         if link.rank:
             self._undo.append(OwnFiles().remove)
             self._silence()
@@ -110,6 +112,14 @@ class Session:
         self._share_cores(torch)
         self._interception = Interception(Coordinator(link.Dup(), self._strategy, self._steps))
         self._undo.append(self._interception.remove)
+
+    def _keras(self, keras: Any) -> None:
+        """Keras was imported, and with it its backend."""
+        from mpiddl.keras.interception import Interception
+
+        busy = contextlib.nullcontext if self._interception is None else self._interception.coordinator.busy
+        self._of_keras = Interception(keras, self._link.Dup(), self._strategy, busy)
+        self._undo.append(self._of_keras.remove)
 
     def _share_cores(self, torch: Any) -> None:
         """Divide the cores of a node among its ranks, unless the user has set a number of threads."""
@@ -143,12 +153,18 @@ class Session:
         """The program is over on this rank; wait for the others. Collective."""
         if self._interception is not None:
             self._interception.coordinator.finish()
+        if self._of_keras is not None:
+            self._of_keras.finish()
 
     def found(self) -> list[tuple[str, str]]:
         """Lines of the final table."""
         facts = self._interception.coordinator.facts if self._interception is not None else None
         fits = self._estimators.rows() if self._estimators is not None else []
-        return rows(facts, [(row.estimator, f"{row.fits} fits: {row.how}") for row in fits], self._link.size)
+        done = [(row.estimator, f"{row.fits} fits: {row.how}") for row in fits]
+        if self._of_keras is not None and (of_keras := self._of_keras.rows()):
+            done += of_keras
+            facts = facts if facts is not None and facts.optimisers else None  # the loaders in it are those of Keras
+        return rows(facts, done, self._link.size)
 
     def close(self) -> None:
         """Undo all that was replaced."""

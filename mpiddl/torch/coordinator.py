@@ -10,7 +10,8 @@ Cost: a meeting for each gradient, and the strategy's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -131,6 +132,15 @@ class Coordinator:
         if not self._queued:
             self._queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._gradient)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Inside, something else divides batches: forward passes are left alone."""
+        self._sharded += 1
+        try:
+            yield
+        finally:
+            self._sharded -= 1
 
     def divides_passes(self) -> bool:
         """Whether forward passes are divided over ranks now: not inside a loader whose batches are divided."""

@@ -117,7 +117,10 @@ class Interception:
 
 def _described(loader: DataLoader[Any]) -> str:
     kind = type(loader.dataset).__name__
-    length = len(loader.dataset) if hasattr(loader.dataset, "__len__") else "?"
-    return f"{type(loader).__name__} of {kind} ({length} samples, batch {loader.batch_size})"
+    try:
+        length = f"{len(loader.dataset)} samples"
+    except (TypeError, NotImplementedError):
+        length = "unknown length"
+    return f"{type(loader).__name__} of {kind} ({length}, batch {loader.batch_size})"
 
 

@@ -25,6 +25,7 @@ decomposition.solvers            | one solver a file
 decomposition.rows               | rows of arrays, sparse matrices and files; their products
 doctor                           | `mpiddl doctor`: checks of the machine
 torch                            | PyTorch on many ranks: gradients, parameters and loaders of a program
+keras                            | Keras 3 on many ranks: batches, gradients and metrics of `fit`
 training.memory_plan             | which memory crosses between ranks, and how often it is copied
 training.session training.watch  | what a run stands on; what happens between steps
 training.agreed_data             | the data and the model of a run, the same on all ranks

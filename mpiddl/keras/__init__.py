@@ -1,0 +1,1 @@
+"""Keras 3 on many ranks: `fit` and `evaluate` of an unchanged program."""

@@ -1,0 +1,100 @@
+"""What Keras leaves to its backends: parts of batches, and functions of numpy arrays inside a step.
+
+With PyTorch a step runs operation by operation. TensorFlow compiles it into a graph, in which ``tf.numpy_function`` calls back.
+It is stateful, so that the calls of a step keep their order, the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpiddl.layout import block_bounds
+
+NumpyFunction = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
+
+
+class PyTorch:
+    """Tensors of PyTorch."""
+
+    def samples(self, tensor: Any) -> Any:
+        """The length of the first dimension; None if there is none."""
+        return tensor.shape[0] if len(getattr(tensor, "shape", ())) else None
+
+    def call(self, function: NumpyFunction, tensors: Sequence[Any]) -> list[Any]:
+        """``function`` of the tensors as arrays. It returns arrays of the same shapes and dtypes."""
+        import torch
+
+        found = function([_wide(torch, tensor) for tensor in tensors])
+        return [torch.from_numpy(np.array(array)).to(tensor.device, tensor.dtype)
+                for array, tensor in zip(found, tensors, strict=True)]
+
+    def where(self, condition: Any, yes: Any, no: Any) -> Any:
+        """``yes`` or ``no``."""
+        return yes if condition else no
+
+    def share(self, samples: int, size: int, rank: int, least: int) -> tuple[int, int, float]:
+        """Begin and end of a rank's part of a batch, ``least`` rows or more, and its weight in the mean.
+
+        The weight of a rank for which there are no rows is 0: it computes the first row.
+        """
+        used = min(size, max(samples // least, 1))
+        if rank >= used or not samples:
+            return 0, min(1, samples), 0.0
+        begin, end = block_bounds(samples, used, rank)
+        return begin, end, (end - begin) / samples
+
+
+class TensorFlow:
+    """Tensors of TensorFlow, in a graph or not."""
+
+    def __init__(self) -> None:
+        tensorflow: Any = importlib.import_module("tensorflow")
+
+        self._tf = tensorflow
+
+    def samples(self, tensor: Any) -> Any:
+        """As `PyTorch.samples`; in a graph a tensor."""
+        if isinstance(tensor, self._tf.SparseTensor) or tensor.shape.rank == 0:
+            return None
+        return self._tf.shape(tensor)[0]
+
+    def call(self, function: NumpyFunction, tensors: Sequence[Any]) -> list[Any]:
+        """As `PyTorch.call`."""
+        tf = self._tf
+        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        kinds = [tensor.dtype for tensor in given]
+        wide = [tf.cast(tensor, tf.float32) if tensor.dtype in (tf.bfloat16, tf.float16) else tensor for tensor in given]
+        found = tf.numpy_function(lambda *arrays: function(arrays), wide, [tensor.dtype for tensor in wide])
+        back = []
+        for tensor, result, kind in zip(given, found, kinds, strict=True):
+            result.set_shape(tensor.shape)
+            back.append(tf.cast(result, kind))
+        return back
+
+    def where(self, condition: Any, yes: Any, no: Any) -> Any:
+        """As `PyTorch.where`."""
+        return self._tf.where(condition, yes, no)
+
+    def share(self, samples: Any, size: int, rank: int, least: int) -> tuple[Any, Any, Any]:
+        """As `PyTorch.share`."""
+        tf = self._tf
+        used = tf.minimum(size, tf.maximum(samples // least, 1))
+        whole, rest = samples // used, samples % used
+        begin = rank * whole + tf.minimum(rank, rest)
+        end = (rank + 1) * whole + tf.minimum(rank + 1, rest)
+        empty = tf.logical_or(rank >= used, tf.equal(begin, end))
+        weight = tf.where(empty, 0, end - begin) / tf.maximum(samples, 1)
+        return tf.where(empty, 0, begin), tf.where(empty, tf.minimum(1, samples), end), weight
+
+
+BACKENDS: dict[str, type] = {"torch": PyTorch, "tensorflow": TensorFlow}
+
+
+def _wide(torch: Any, tensor: Any) -> np.ndarray:
+    """The array of a tensor; float32 for types that numpy does not have, such as bfloat16."""
+    plain = tensor.detach().cpu().to_dense()
+    return (plain.float() if plain.dtype in (torch.bfloat16, torch.float16) else plain).numpy()
