@@ -15,7 +15,7 @@ def test_rows_of_every_case(tmp_path, mpirun):
     found = mpirun(2, "mpiddl", "bench", "torch-ddp", "--elements", "1000", "--seconds", "0.1", "--strategy", "gossip:period=2",
                    "--json", path)
     assert found.returncode == 0, found.stderr
-    rows = json.loads(path.read_text())["results"]
+    rows = json.loads(path.read_text())["rows"]
     cases = {(row["case"].split(",")[0].split()[0], row["contender"]) for row in rows}
     assert cases == {(case, name) for case in ("exchange", "step", "round") for name in ("mpiddl", "gloo")} | {
         ("round", "gossip:period=2")}
