@@ -87,7 +87,9 @@ class Session:
         self._undo.append(self._estimators.remove)
         self._undo.append(AfterImport({"torch": self._torch, "keras": self._keras, "numpy.random": self._numpy}).remove)
         if link.rank:
-            self._undo.append(OwnFiles().remove)
+            files = OwnFiles()
+            self._undo.append(files.remove)
+            self._undo.append(AfterImport({"torch": files.torch, "h5py": files.h5py}).remove)
             self._silence()
 
     def _silence(self) -> None:
