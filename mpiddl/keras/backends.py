@@ -17,6 +17,23 @@ from mpiddl.layout import block_bounds
 NumpyFunction = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 
 
+def part(samples: int, size: int, rank: int, least: int) -> tuple[int, int, float]:
+    """Begin and end of a rank's part of a batch, ``least`` rows or more, and its weight in the mean.
+
+    The weight of a rank for which there are no rows is 0: it computes the first row.
+
+    Examples
+    --------
+    >>> [part(5, 3, rank, least=2) for rank in range(3)]
+    [(0, 3, 0.6), (3, 5, 0.4), (0, 1, 0.0)]
+    """
+    used = min(size, max(samples // least, 1))
+    if rank >= used or not samples:
+        return 0, min(1, samples), 0.0
+    begin, end = block_bounds(samples, used, rank)
+    return begin, end, (end - begin) / samples
+
+
 class PyTorch:
     """Tensors of PyTorch."""
 
@@ -36,16 +53,7 @@ class PyTorch:
         """``yes`` or ``no``."""
         return yes if condition else no
 
-    def share(self, samples: int, size: int, rank: int, least: int) -> tuple[int, int, float]:
-        """Begin and end of a rank's part of a batch, ``least`` rows or more, and its weight in the mean.
-
-        The weight of a rank for which there are no rows is 0: it computes the first row.
-        """
-        used = min(size, max(samples // least, 1))
-        if rank >= used or not samples:
-            return 0, min(1, samples), 0.0
-        begin, end = block_bounds(samples, used, rank)
-        return begin, end, (end - begin) / samples
+    part = staticmethod(part)
 
 
 class TensorFlow:
@@ -57,10 +65,10 @@ class TensorFlow:
         self._tf = tensorflow
 
     def samples(self, tensor: Any) -> Any:
-        """As `PyTorch.samples`; in a graph a tensor."""
+        """As `PyTorch.samples`; a tensor in a graph of batches of any length."""
         if isinstance(tensor, self._tf.SparseTensor) or tensor.shape.rank == 0:
             return None
-        return self._tf.shape(tensor)[0]
+        return self._tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0]
 
     def call(self, function: NumpyFunction, tensors: Sequence[Any]) -> list[Any]:
         """As `PyTorch.call`."""
@@ -79,9 +87,11 @@ class TensorFlow:
         """As `PyTorch.where`."""
         return self._tf.where(condition, yes, no)
 
-    def share(self, samples: Any, size: int, rank: int, least: int) -> tuple[Any, Any, Any]:
-        """As `PyTorch.share`."""
+    def part(self, samples: Any, size: int, rank: int, least: int) -> tuple[Any, Any, Any]:
+        """As `part`."""
         tf = self._tf
+        if isinstance(samples, int):
+            return part(samples, size, rank, least)
         used = tf.minimum(size, tf.maximum(samples // least, 1))
         whole, rest = samples // used, samples % used
         begin = rank * whole + tf.minimum(rank, rest)

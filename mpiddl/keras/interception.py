@@ -156,7 +156,7 @@ class Interception:
             return None, None
         if isinstance(samples[0], int) and len(set(samples)) > 1:
             return None, None
-        begin, end, weight = self._backend.share(samples[0], self._comm.size, self._comm.rank, least)
+        begin, end, weight = self._backend.part(samples[0], self._comm.size, self._comm.rank, least)
         return self._keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[begin:end], data), weight
 
     # Gradients
