@@ -34,7 +34,7 @@ def _of_torch(facts: Any, size: int) -> list[tuple[str, str]]:
                  ] if whole else []
         found.append((name, "; ".join(said)))
     for name, count in facts.optimisers.items():
-        found.append((name, f"{count} parameters, {facts.steps} steps: gradients of all ranks were combined"))
+        found.append((name, f"{count} parameters, {facts.steps} steps: combined with those of all ranks"))
     for name, passes in facts.passes.items():
         said = [f"{passes.divided} forward passes with {passes.samples} samples: each was divided over {size} ranks"
                 ] if passes.divided else []

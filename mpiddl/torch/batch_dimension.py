@@ -6,17 +6,20 @@ all samples and that of a part, in evaluation mode and without gradients, and co
 noise on them, because equal or vanishing numbers prove nothing. Each rank tries its own part: the first samples alone would
 agree in a sequence, too, where the later ones depend on the earlier ones.
 
-After the trial, random state, modes, buffers and attributes of the module are as before.
+The trial uses copies of the module, and leaves random state as before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import io
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -137,11 +140,13 @@ def find_division(module: torch.nn.Module, call: Any, size: int, rank: int,
 
     ``agree`` returns what it is given on each rank; the answer is the same on all of them. Collective.
     """
-    with _as_before(module) as values:
+    with _as_before():
         try:
+            values = {name: _noisy(value) for name, value in module.named_parameters()}
             noisy = with_tensors(call, [_noisy(tensor) for tensor in tensors_of(call)])
+            seen = _seen(noisy)
             whole, kept_whole = _result(module, values, noisy)
-            failure = ""
+            failure = "it changes its arguments" if _seen(noisy) != seen else ""
         except Exception as error:
             failure = f"a trial in evaluation mode failed: {type(error).__name__}: {error}"
         if any(failures := agree(failure)):
@@ -157,6 +162,12 @@ def find_division(module: torch.nn.Module, call: Any, size: int, rank: int,
     return "no dimension was found whose parts give the parts of the result"
 
 
+def _seen(call: Any) -> Any:
+    """What a call would change in its arguments."""
+    leaves, spec = tree_flatten(call)
+    return str(spec), [leaf._version if isinstance(leaf, Tensor) else None for leaf in leaves]
+
+
 def _outputs(module: torch.nn.Module, values: dict[str, Tensor], call: Any, places: Sequence[Place | None], kept: range,
              samples: int, whole: Any, kept_whole: dict[Any, Any]) -> list[Place | Tensor | None] | None:
     """Where the samples ``kept`` give their part of ``whole``: the places in the outputs, or small outputs themselves."""
@@ -167,12 +178,12 @@ def _outputs(module: torch.nn.Module, values: dict[str, Tensor], call: Any, plac
     except Exception:  # a module may refuse a part, whatever it raises
         return None
     (theirs, theirs_as), (mine, mine_as) = tree_flatten(whole), tree_flatten(part)
-    if theirs_as != mine_as or not _same_attributes(kept_whole, kept_part):
+    if theirs_as != mine_as or not _same(kept_whole, kept_part):
         return None
     found = list[Place | Tensor | None]()
     for full, own in zip(theirs, mine, strict=True):
         if not isinstance(full, Tensor):
-            if isinstance(own, Tensor) or full != own:
+            if isinstance(own, Tensor) or not _same(full, own):
                 return None
             continue
         fits = [place for place in _forms(full, own, samples, len(kept)) if _is_part(full, own, place, samples, kept)]
@@ -239,68 +250,51 @@ def _noisy(tensor: Tensor) -> Tensor:
     return tensor.detach() + torch.randn_like(tensor) * max(NOISE, spread if spread < 1e30 else NOISE) / 2
 
 
-def _result(module: torch.nn.Module, values: dict[str, Tensor], call: Any) -> tuple[Any, dict[Any, Any]]:
-    """What the module returns, and what it changes in its attributes; they are as before afterwards."""
-    args, options = call
-    before = {(each, name): (value, _copied(value)) for each, name, value in _attributes(module)}
-    found = functional_call(module, values, args, options)
-    changed = {}
-    for each, name, value in list(_attributes(module)):
-        then, copied = before.get((each, name), (None, None))
-        if value is then and _length(value) == _length(copied):
-            continue
-        changed[each, name] = _copied(value)
-        if (each, name) not in before:
-            del vars(each)[name]
-            continue
-        if isinstance(then, (list, dict, set)):
-            then.clear()
-            then.extend(copied) if isinstance(then, list) else then.update(copied)
-        vars(each)[name] = then
-    return found, changed
+def _result(module: torch.nn.Module, values: dict[str, Tensor], call: Any) -> tuple[Any, dict[str, Any]]:
+    """What a copy of the module returns in evaluation mode, and what differs in its attributes afterwards."""
+    copied = copy.deepcopy(module).eval()
+    before = _attributes(copy.deepcopy(module))
+    found = functional_call(copied, values, *call)
+    after = _attributes(copied)
+    return found, {name: value for name, value in after.items() if name not in before or not _same(value, before[name])}
 
 
-def _attributes(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, Any]]:
+def _attributes(module: torch.nn.Module) -> dict[str, Any]:
     """Attributes that a module has beside those of `torch.nn.Module`, and so for all modules in it."""
-    for each in module.modules():
-        yield from ((each, name, value) for name, value in vars(each).items() if name not in USUAL and name != "_flat_weights")
+    return {f"{path}.{name}": value for path, each in module.named_modules() for name, value in vars(each).items()
+            if name not in USUAL and name != "_flat_weights"}
 
 
-def _copied(value: Any) -> Any:
-    return copy.copy(value) if isinstance(value, (list, dict, set)) else value
+def _same(mine: Any, theirs: Any) -> bool:
+    """Whether two values are equal, with all that is in nested containers; values that cannot be compared by value are."""
+    (left, left_as), (right, right_as) = tree_flatten(mine), tree_flatten(theirs)
+    return left_as == right_as and all(map(_same_leaf, left, right))
 
 
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, (list, dict, set)) else 0
-
-
-def _same_attributes(whole: dict[Any, Any], part: dict[Any, Any]) -> bool:
-    """Whether a call with all samples and one with a part leave the same in the module's attributes."""
-    if whole.keys() != part.keys():
+def _same_leaf(mine: Any, theirs: Any) -> bool:
+    if type(mine) is not type(theirs):
         return False
-    for name, value in whole.items():
-        if isinstance(value, (int, float, str)) and value != part[name]:
-            return False
-        theirs, mine = tensors_of(value), tensors_of(part[name])
-        if len(theirs) != len(mine) or not all(map(torch.equal, theirs, mine)):
-            return False
+    if isinstance(mine, Tensor):
+        return mine.shape == theirs.shape and bool(torch.equal(mine, theirs))
+    if isinstance(mine, (bool, int, float, complex, str, bytes, type(None))):
+        return bool(mine == theirs)
+    if isinstance(mine, np.ndarray):
+        return bool(np.array_equal(mine, theirs))
+    if dataclasses.is_dataclass(mine):
+        return _same(vars(mine), vars(theirs))
     return True
 
 
 @contextlib.contextmanager
-def _as_before(module: torch.nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Evaluation mode, without gradients and printing. Gives the parameters with noise, and copies of buffers, by name."""
-    modes = {each: each.training for each in module.modules()}
-    state = torch.get_rng_state()
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+def _as_before() -> Iterator[None]:
+    """Without gradients and printing; random state is as before afterwards."""
+    state, plain, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     nowhere = io.StringIO()
     try:
         torch.default_generator.manual_seed(SEED)
-        for each in modes:
-            each.training = False
         with torch.no_grad(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-            yield buffers | {name: _noisy(value) for name, value in module.named_parameters()}
+            yield
     finally:
-        for each, mode in modes.items():
-            each.training = mode
         torch.set_rng_state(state)
+        random.setstate(plain)
+        np.random.set_state(of_numpy)  # noqa: NPY002

@@ -54,6 +54,8 @@ class Coordinator:
         What was found in the program, and what was done.
     least : int
         Samples that a rank needs at least, if it has any in a batch.
+    share : float
+        Of this rank in the samples of a forward pass, where ranks have different ones.
     over : bool
         The program is over on all ranks: nothing is exchanged any more.
     """
@@ -66,15 +68,20 @@ class Coordinator:
         self._sharded, self._used = 0, False
         self._summed, self._differs = False, False
         self._aside: list[list[torch.Tensor | None]] | None = None
-        self._total, self.least = comm.size, 1
+        self._total, self.least, self._ranks, self.share = comm.size, 1, 1, 1 / comm.size
         self.over = False
 
     # What the program does
 
     def add(self, optimiser: torch.optim.Optimizer) -> None:
         """Take part in the steps of an optimiser. What it needs is built with the next event."""
-        self.sets.append(ParameterSet(optimiser))
-        self.sets[-1].watch(self.seen)
+        added = ParameterSet(optimiser)
+        if self.strategy.sums_gradients:
+            for each in self.sets:
+                if each.tensors and {*map(id, each.tensors)} == {*map(id, added.wanted())}:
+                    each.retire()
+        self.sets.append(added)
+        added.watch(self.seen)
 
     def find(self, optimiser: Any) -> ParameterSet | None:
         """The set of an optimiser, if there is one."""
@@ -103,8 +110,14 @@ class Coordinator:
             raise failure
         return found
 
-    def batch(self, samples: int, number: int) -> None:
-        """Batch ``number`` of an epoch has come, with ``samples`` for this rank; 0: the rank takes part in its gradient now."""
+    def batch(self, samples: int, number: int, ranks: int) -> None:
+        """Batch ``number`` of an epoch has come, divided over ``ranks`` ranks, with ``samples`` for this one.
+
+        With 0 samples, the rank takes part in its gradient now.
+        """
+        self._ranks = ranks
+        for each in self.sets:
+            each.exchanged = False
         self._batch = max(self._batch + 1, number)
         self._samples = samples if self._used else self._samples + samples
         self._used = False
@@ -119,12 +132,16 @@ class Coordinator:
             self._batch = LAST
             self._arrive(Event.EPOCH_END)
 
+    def failed(self) -> None:
+        """A backward pass has raised an error."""
+        self._queued = self._summed = False
+
     def loss(self, sums: bool) -> None:
         """A backward pass begins, of a loss that is a sum over samples or their mean."""
         self._sums, self._summed = sums and bool(self._sharded), False
         scaled = self._sums and not self.over and self.strategy.sums_gradients
         for each in self.sets:
-            each.scale_incoming(self.comm.size if scaled else 1)
+            each.scale_incoming(self._ranks if scaled else 1)
 
     def seen(self, parameters: ParameterSet) -> None:
         """A gradient of a set was accumulated."""
@@ -153,6 +170,8 @@ class Coordinator:
         self._batch += 1
         if len(active) < self.comm.size:
             return Passing.ALONE
+        total = sum(row.samples for row in rows) if all(row.samples for row in rows) else 0
+        self.share = self._samples / total if total else 1 / self.comm.size
         return Passing.SAME if len({row.settings for row in rows}) == 1 else Passing.DIFFERENT
 
     def pass_differs(self) -> None:
@@ -201,13 +220,15 @@ class Coordinator:
             touched |= rows[rank].touched
         total, equal = sum(counts), len(active) == self.comm.size and len(set(counts)) == 1
         if any(rows[rank].sums for rank in active) or equal:
-            before, after = float(bool(self._samples) or not total), 1 / self.comm.size
+            before = float(bool(self._samples) or not total)
+            after = 1 / (sum(rows[rank].samples > 0 for rank in active) or self.comm.size)
         else:
             mine = rows[self.comm.rank].samples / total if total else 1 / len(active)
             before, after = mine if contributes else 0.0, 1.0
         for number, each in enumerate(self.sets):
             if touched >> number & 1:
                 each.exchange(before, after)
+                each.exchanged = True
         self._total = total or self.comm.size
 
     # Meetings
@@ -308,7 +329,7 @@ class Coordinator:
 
     def start(self) -> None:
         """Build what new or changed sets need, with the values of rank 0 in their parameters. Collective if there are any."""
-        waiting = [each for each in self.sets if not each.started or each.changed()]
+        waiting = [each for each in self.sets if not each.retired and (not each.started or each.changed())]
         if self.over or not any(each.wanted() for each in waiting):
             return
         rows, active = self._arrive(Event.START)
@@ -330,6 +351,9 @@ class Coordinator:
         if not each.started:
             self.start()
         if self.strategy.sums_gradients:
+            if self._sharded and not each.exchanged:  # no backward pass has ended that gave its gradients
+                self._touched |= 1 << self.sets.index(each)
+                self._exchange_or_idle()
             return
         samples, total = self._samples or 1, (self._samples or 1) * self.comm.size
         self._touched = 1 << self.sets.index(each)
@@ -357,6 +381,8 @@ class Coordinator:
             for part in each.local:
                 part.finish()
         self.over = True
+        if self.strategy.sums_gradients and len(set(self.comm.allgather(tuple(each.checksum() for each in self.sets)))) > 1:
+            self.facts.note("at the end the parameters differ between ranks: results are those of rank 0")
 
 
 def _raise(rows: list[Row], found: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -43,9 +44,13 @@ from mpiddl.torch.divided_tensors import counted_once, gathered, own_part, reduc
 from mpiddl.torch.flat_tensors import by_dtype
 from mpiddl.torch.parameter_set import broadcast
 from mpiddl.torch.summed_gradients import SummedGradients
+from mpiddl.transport.base import IN_PLACE
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments."""
+
+MOST_FORMS = 32
+"""Of the arguments of a module, each of which takes a trial."""
 
 NO_BACKWARD_PASS = -1
 """What autograd returns as the running backward pass outside of one. Checkpoints call modules once more inside one."""
@@ -110,10 +115,14 @@ class DividedForward:
                 coordinator.pass_differs()
             self._facts.forward(name, why or "other ranks were ahead")
             return whole(module, *call[0], **call[1])
-        if division is None:
-            found = self._with_summed_gradients(known, module, call, 1 / self._comm.size)
-        else:
-            found = self._part(known, module, call, inputs, division, samples)
+        try:
+            if division is None:
+                found = self._with_summed_gradients(known, module, call, coordinator.share)
+            else:
+                found = self._part(known, module, call, inputs, division, samples)
+        except _NotAlike as failure:  # on all ranks
+            self._facts.forward(name, str(failure))
+            return whole(module, *call[0], **call[1])
         if not known.tried:
             known.tried = True
             if _reenters(found):
@@ -125,7 +134,12 @@ class DividedForward:
     def _division(self, known: Known, module: torch.nn.Module, call: Call,
                   inputs: Sequence[Tensor]) -> tuple[Division | None, int, str]:
         """How this call is divided, and its samples; or why it is not. Collective with the first call of a form."""
-        form = (str(tree_flatten(call)[1]), tuple((each.ndim, each.dtype) for each in inputs))
+        leaves, spec = tree_flatten(call)
+        form = (str(spec), tuple((each.ndim, each.dtype) if isinstance(each, Tensor) else
+                                 each if isinstance(each, (bool, int, str)) else type(each) for each in leaves))
+        if form not in known.divisions and len(known.divisions) == MOST_FORMS:
+            known.refused = f"it is called with more than {MOST_FORMS} forms of arguments"
+            return None, 0, known.refused
         if form not in known.divisions:
             if not known.divisions:
                 broadcast(self._comm, [*module.parameters(), *module.buffers()])
@@ -151,6 +165,8 @@ class DividedForward:
         parts = [own_part(each, comm, place.dim) if place is not None else next(used) if each.requires_grad else each
                  for each, place in zip(inputs, division.inputs, strict=True)]
         found = self._with_summed_gradients(known, module, with_tensors(call, parts), 1.0)
+        if len(tensors_of(found)) != len(division.outputs):  # on all ranks
+            raise _NotAlike("its result in training is not like that in evaluation mode")
         kept = len(block(samples, comm.size, comm.rank))
         return with_tensors(found, [self._whole(tensor, place, samples, kept)
                                     for tensor, place in zip(tensors_of(found), division.outputs, strict=True)])
@@ -166,14 +182,24 @@ class DividedForward:
         return whole.flatten(place.dim, place.dim + 1) if part.ndim > tensor.ndim else whole
 
     def _with_summed_gradients(self, known: Known, module: torch.nn.Module, call: Call, factor: float) -> Any:
-        """What the module returns for this rank's samples. A gradient of a parameter is ``factor`` times the sum over ranks."""
+        """What the module returns for this rank's samples. Gradients become the sum over ranks of ``factor`` times the gradient.
+
+        Raises
+        ------
+        _NotAlike
+            The module has raised an error on some rank. On all ranks.
+        """
         named = {name: param for name, param in module.named_parameters() if param.requires_grad}
         self._watch(known, list(named.values()))
         params = dict(zip(named, shared(list(named.values()), lambda grads: self._sum(known, grads, factor)), strict=True))
-        versions = [buffer._version for buffer in module.buffers()]
+        before = [(buffer, buffer._version) for buffer in module.buffers()]
+        found, failure = None, None
         with _random_numbers(self._comm.rank):
-            found = functional_call(module, params, *call)
-        self._average(module, versions)
+            try:
+                found = functional_call(module, params, *call)
+            except Exception as error:
+                failure = error
+        self._settle(module, before, failure)
         return found
 
     def _watch(self, known: Known, tensors: list[Tensor]) -> None:
@@ -192,7 +218,7 @@ class DividedForward:
         found: dict[int, Tensor | None] = {}
         for each in known.sums:
             mine = [given[id(tensor)] for tensor in each.tensors]
-            for tensor, grad, total in zip(each.tensors, mine, each.total(mine, 1.0, factor), strict=True):
+            for tensor, grad, total in zip(each.tensors, mine, each.total(mine, factor, 1.0), strict=True):
                 sparse = total is not None and grad is not None and grad.is_sparse
                 found[id(tensor)] = total if total is None else total.to_sparse(1) if sparse else total.clone()
         return [found[id(tensor)] for tensor in known.tensors]
@@ -202,16 +228,26 @@ class DividedForward:
         self._coordinator.pass_differentiated()
         return [None if grad is None else summed(grad, self._comm) for grad in grads]
 
-    def _average(self, module: torch.nn.Module, versions: list[int]) -> None:
-        """The mean over ranks of the buffers that the pass has changed, such as the averages of batch normalisation."""
-        for buffer, version in zip(module.buffers(), versions, strict=True):
-            if buffer._version != version and buffer.is_floating_point():
+    def _settle(self, module: torch.nn.Module, before: list[tuple[Tensor, int]], failure: Exception | None) -> None:
+        """Agree on errors, and on buffers that the pass has changed: those become the mean over ranks."""
+        buffers = list(module.buffers())
+        changed = [now is not then or now._version != version for now, (then, version) in zip(buffers, before, strict=False)]
+        flags = np.array([failure is not None, *changed[: len(before)], *[0] * (len(before) - len(changed))], np.int32)
+        self._comm.Allreduce(IN_PLACE, flags)
+        if flags[0]:
+            raise _NotAlike("it raised an error") from failure
+        for buffer, there in zip(buffers, flags[1:], strict=False):
+            if there and buffer.is_floating_point():
                 buffer.data.copy_(summed(buffer, self._comm) / self._comm.size)  # data: the graph may have saved the buffer
 
 
 def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
     """The module of which `torch.compile` has made ``module``; the module itself if it was not compiled."""
     return getattr(module, "_orig_mod", module)
+
+
+class _NotAlike(Exception):
+    """A pass cannot be divided as the trial has found. On all ranks."""
 
 
 def _refused(module: torch.nn.Module, inputs: Sequence[Tensor]) -> str:
@@ -223,6 +259,8 @@ def _refused(module: torch.nn.Module, inputs: Sequence[Tensor]) -> str:
     for each in module.modules():
         if isinstance(each, torch.jit.ScriptModule):
             return "it is compiled by torch.jit"
+        if getattr(each, "max_norm", None) is not None:
+            return "it changes its parameters (max_norm)"
         for hook in (*each._forward_hooks.values(), *each._forward_pre_hooks.values(), *each._backward_hooks.values()):
             if not (getattr(hook, "__module__", None) or type(hook).__module__).startswith("torch."):
                 return "it has hooks of the program"
@@ -234,7 +272,8 @@ def _checksum(known: Known, inputs: Sequence[Tensor]) -> int:
     found = crc32(repr((known.number, known.refused, [(str(each.dtype), tuple(each.shape)) for each in inputs])).encode())
     for each in inputs:
         if each.layout == torch.strided and not each.is_nested:
-            found = crc32(each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, found)
+            plain = each.detach().cpu().resolve_conj().resolve_neg()
+            found = crc32(plain.contiguous().reshape(-1).view(torch.uint8).numpy().data, found)
     return found
 
 

@@ -164,4 +164,4 @@ def gather(part: Tensor, comm: Comm, dim: int, length: int) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> np.ndarray:
-    return tensor.cpu().reshape(-1).view(torch.uint8).numpy()
+    return tensor.cpu().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()

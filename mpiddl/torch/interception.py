@@ -91,7 +91,11 @@ class Interception:
     def _backward(self, before: Any) -> Any:
         def backward(tensors: Any, *args: Any, **options: Any) -> Any:
             self.coordinator.loss(is_sum(tensors))
-            return before(tensors, *args, **options)
+            try:
+                return before(tensors, *args, **options)
+            except BaseException:
+                self.coordinator.failed()
+                raise
 
         return backward
 
@@ -107,8 +111,11 @@ class Interception:
         return call
 
     def _before_step(self, optimiser: Optimizer, args: Any, options: Any) -> None:
-        if (found := self.coordinator.find(optimiser)) is not None:
-            self.coordinator.step_begins(found)
+        if self.coordinator.find(optimiser) is None:  # a copy of another one
+            self.coordinator.add(optimiser)
+        found = self.coordinator.find(optimiser)
+        assert found is not None
+        self.coordinator.step_begins(found)
 
     def _after_step(self, optimiser: Optimizer, args: Any, options: Any) -> None:
         if (found := self.coordinator.find(optimiser)) is not None:

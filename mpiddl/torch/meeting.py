@@ -4,7 +4,7 @@ Each rank brings one row of numbers: what it is about to do, where it is in the 
 all rows. The ranks that are furthest behind act; the others take part without a contribution of their own, and meet again.
 Ranks whose program is over take part in the same way, until all are over.
 
-Cost: one all-reduce of 8 (8 + sets) bytes for each rank.
+Cost: one all-reduce of 8 (7 + 2 sets) bytes for each rank.
 """
 
 from __future__ import annotations
@@ -69,13 +69,19 @@ def meet(comm: Comm, row: Row, sets: int) -> list[Row]:
 
     Communication
     -------------
-    Collective: one all-reduce of ``comm.size * (FIELDS + sets)`` float64.
+    Collective: one all-reduce of ``comm.size * (FIELDS + 2 * sets)`` float64.
     """
-    table = np.zeros((comm.size, FIELDS + sets))
-    table[comm.rank, :FIELDS] = row[:FIELDS]
+    table = np.zeros((comm.size, FIELDS + 2 * sets))
+    table[comm.rank, :FIELDS] = row._replace(touched=0)[:FIELDS]
     table[comm.rank, FIELDS : FIELDS + len(row.steps)] = row.steps
+    table[comm.rank, FIELDS + sets :] = [row.touched >> number & 1 for number in range(sets)]
     comm.Allreduce(IN_PLACE, table)
-    return [Row(*map(int, line[:FIELDS]), tuple(map(int, line[FIELDS:]))) for line in table]  # type: ignore[call-arg, arg-type]
+    found = []
+    for line in table.astype(np.int64).tolist():
+        touched = sum(flag << number for number, flag in enumerate(line[FIELDS + sets :]))
+        row = Row(*line[:FIELDS], tuple(line[FIELDS : FIELDS + sets]))  # type: ignore[call-arg, arg-type]
+        found.append(row._replace(touched=touched))
+    return found
 
 
 def behind(rows: list[Row]) -> list[int]:

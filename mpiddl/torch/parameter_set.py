@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from zlib import crc32
 
 import torch
 
@@ -37,6 +38,7 @@ class ParameterSet:
         self.steps = 0
         self.started = self.replaying = False
         self._scaled, self._factor = False, 1.0
+        self.retired = self.exchanged = False
 
     def wanted(self) -> list[torch.Tensor]:
         """The parameters that require gradients now."""
@@ -47,9 +49,25 @@ class ParameterSet:
 
     def changed(self) -> bool:
         """Whether other parameters require gradients than when the set was built, or lie in other memory."""
+        if self.retired:
+            return False
         wanted = self.wanted()
         return len(wanted) != len(self.tensors) or any(
             now is not then for now, then in zip(wanted, self.tensors, strict=True)) or any(each.moved() for each in self.local)
+
+    def retire(self) -> None:
+        """A later optimiser has the same parameters: their gradients are exchanged for that one."""
+        self.retired = True
+        for hook in self._hooks:
+            hook.remove()
+
+    def checksum(self) -> int:
+        """Of the parameters."""
+        found = 0
+        for tensor in self.tensors:
+            whole = tensor.detach().cpu().contiguous().reshape(-1)
+            found = crc32((torch.view_as_real(whole) if whole.is_complex() else whole).view(torch.uint8).numpy().data, found)
+        return found
 
     def watch(self, seen: Callable[[ParameterSet], None]) -> None:
         """Call ``seen`` whenever a gradient of the set has been accumulated."""
@@ -90,7 +108,7 @@ class ParameterSet:
 
     def exchange(self, before: float, after: float) -> None:
         """Sum the gradients over all ranks (`SummedGradients.exchange`). Collective."""
-        for each in self.summed:
+        for each in () if self.retired else self.summed:
             each.exchange(before, after)
 
     def set_aside(self) -> list[torch.Tensor | None]:

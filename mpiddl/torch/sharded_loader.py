@@ -64,16 +64,16 @@ class Sharded:
     def _by_index(self) -> Iterator[Any]:
         coordinator, size, rank = self._coordinator, self._coordinator.comm.size, self._coordinator.comm.rank
         after = self._state()
-        batches = coordinator.epoch_begins(lambda: _packed(self._drawn(after)))
+        batches, state = coordinator.epoch_begins(lambda: (_packed(self._drawn(after)), after.numpy()))
         shares = [(number, part(batch, size, rank, coordinator.least)) for number, batch in enumerate(_unpacked(batches))]
+        ranks = {number: used_ranks(len(batch), size, coordinator.least) for number, batch in enumerate(_unpacked(batches))}
         self._shares.batches = [share for _, share in shares if share]
         loaded = iter(self._plain())
-        if rank == 0:
-            self._generator().set_state(after)
+        self._generator().set_state(torch.from_numpy(state))
         ended = False
         try:
             for number, share in shares:
-                coordinator.batch(len(share), number)
+                coordinator.batch(len(share), number, ranks[number])
                 if share:
                     yield next(loaded)
             ended = True
@@ -109,11 +109,11 @@ class Sharded:
                 if rows is None:
                     coordinator.facts.note(f"a batch of type {type(batch).__name__} has no common number of rows: it was not "
                                            "divided, all ranks computed it")
-                    coordinator.batch(1, number)
+                    coordinator.batch(1, number, 1)
                     yield batch
                     continue
                 kept = share(rows, coordinator.comm.size, coordinator.comm.rank, coordinator.least)
-                coordinator.batch(len(kept), number)
+                coordinator.batch(len(kept), number, used_ranks(rows, coordinator.comm.size, coordinator.least))
                 if kept:
                     yield cut(batch, rows, slice(kept.start, kept.stop))
             ended = True
@@ -136,6 +136,11 @@ original_iter = DataLoader.__iter__
 """As torch defines it."""
 
 
+def used_ranks(samples: int, size: int, least: int) -> int:
+    """The number of ranks that compute samples of a batch (`share`)."""
+    return min(size, max(samples // least, 1))
+
+
 def share(samples: int, size: int, rank: int, least: int) -> range:
     """The samples of a batch that a rank computes: ``least`` or more, or none, unless there are fewer in the batch.
 
@@ -144,7 +149,7 @@ def share(samples: int, size: int, rank: int, least: int) -> range:
     >>> [share(3, 2, rank, 1) for rank in range(2)], [share(3, 2, rank, 2) for rank in range(2)]
     ([range(0, 2), range(2, 3)], [range(0, 3), range(3, 3)])
     """
-    used = min(size, max(samples // least, 1))
+    used = used_ranks(samples, size, least)
     return block(samples, used, rank) if rank < used else range(samples, samples)
 
 

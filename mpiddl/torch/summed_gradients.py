@@ -87,7 +87,7 @@ class SummedGradients:
             flags[number] = 1.0
             given.append(grad.to_dense() if grad.layout != torch.strided else grad.detach())
             into.append(view)
-        if factor == 1.0:
+        if factor == 1.0 and into:
             torch._foreach_copy_(into, given)
         else:
             for view, grad in zip(into, given, strict=True):
