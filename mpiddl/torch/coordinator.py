@@ -159,6 +159,10 @@ class Coordinator:
         finally:
             self._sharded -= 1
 
+    def in_batch(self) -> bool:
+        """Whether this rank computes its part of a batch of a divided loader."""
+        return not self.over and bool(self._sharded)
+
     def divides_passes(self) -> bool:
         """Whether forward passes are divided over ranks now: not inside a loader whose batches are divided."""
         return not self.over and not self._sharded

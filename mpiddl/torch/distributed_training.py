@@ -17,7 +17,7 @@ from mpiddl.torch.batch_dimension import least_samples
 from mpiddl.torch.coordinator import Coordinator
 from mpiddl.torch.parameter_set import broadcast
 from mpiddl.torch.sharded_loader import Sharded
-from mpiddl.transport.comm import AnyComm, Comm
+from mpiddl.transport.comm import AnyComm
 from mpiddl.transport.mpi import connect
 from mpiddl.transport.uncaught import public
 
@@ -94,19 +94,15 @@ def distribute(model: torch.nn.Module, optimizer: Optimizer, loader: DataLoader[
         model, optimizer, loader = mpiddl.torch.distribute(model, optimizer, loader, strategy="gossip")
     """
     _check(model, optimizer, loader, loss)
-    link = connect(comm, os.environ if comm is None else None)
-    chosen = of_programs.resolved(strategy, link)
     given = (model, optimizer) if loader is None else (model, optimizer, loader)
-    if link.size == 1:
-        link.Free()
+    coordinator = _coordinator(comm, strategy, steps)
+    if coordinator is None:
         return given
-    broadcast(link, [*model.parameters(), *model.buffers()])
-    coordinator = Coordinator(link, chosen, steps)
+    broadcast(coordinator.comm, [*model.parameters(), *model.buffers()])
     coordinator.add(optimizer)
-    parameters = coordinator.sets[0]
+    parameters = coordinator.sets[-1]
     optimizer.register_step_pre_hook(lambda *_: coordinator.step_begins(parameters))
     optimizer.register_step_post_hook(lambda *_: coordinator.step_ends(parameters))
-    atexit.register(_finish, coordinator, link)
     return given if loader is None else (model, optimizer, DistributedLoader(loader, model, coordinator, loss == "sum"))
 
 
@@ -125,7 +121,27 @@ def _check(model: Any, optimizer: Any, loader: Any, loss: Any) -> None:
                          "start with `python`, or a program without this call")
 
 
-def _finish(coordinator: Coordinator, link: Comm) -> None:
+_coordinators: list[tuple[AnyComm | None, str, Coordinator]] = []
+"""One for each communicator and strategy: optimisers of one program, such as those of a GAN, agree on one order."""
+
+
+def _coordinator(comm: AnyComm | None, strategy: str, steps: int) -> Coordinator | None:
+    """That of the ranks of ``comm``; None on one rank. Collective."""
+    found = next((each for known, name, each in _coordinators if known is comm and name == strategy), None)
+    if found is not None:
+        return found
+    link = connect(comm, os.environ if comm is None else None)
+    chosen = of_programs.resolved(strategy, link)
+    if link.size == 1:
+        link.Free()
+        return None
+    found = Coordinator(link, chosen, steps)
+    _coordinators.append((comm, strategy, found))
+    atexit.register(_finish, found)
+    return found
+
+
+def _finish(coordinator: Coordinator) -> None:
     """The program is over on this rank. Collective."""
     coordinator.finish()
-    link.Free()
+    coordinator.comm.Free()

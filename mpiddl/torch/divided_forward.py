@@ -64,15 +64,14 @@ class Known:
     divisions : by form of the arguments; a sentence where they cannot be divided.
     refused : a sentence if it is never divided.
     tried : a pass was divided.
-    tensors : parameters that require gradients, and the way to sum their gradients.
+    sums : what sums the gradients of parameters, by those that require gradients.
     """
 
     number: int
     divisions: dict[Any, Division | str] = field(default_factory=dict)
     refused: str = ""
     tried: bool = False
-    tensors: list[Tensor] = field(default_factory=list)
-    sums: list[SummedGradients] = field(default_factory=list)
+    sums: dict[tuple[int, ...], list[SummedGradients]] = field(default_factory=dict)
 
 
 class DividedForward:
@@ -87,6 +86,9 @@ class DividedForward:
         """What ``module(*args, **options)`` returns. ``whole`` computes it on one rank."""
         self.inside = True
         try:
+            if self._coordinator.in_batch() and module.training and torch.is_grad_enabled():
+                with _random_numbers(self._comm.rank):  # each rank drops out other units of its samples
+                    return whole(module, *args, **options)
             return self._divided(module, (args, options), whole) if self._trains(module) else whole(module, *args, **options)
         finally:
             self.inside = False
@@ -182,7 +184,7 @@ class DividedForward:
         return whole.flatten(place.dim, place.dim + 1) if part.ndim > tensor.ndim else whole
 
     def _with_summed_gradients(self, known: Known, module: torch.nn.Module, call: Call, factor: float) -> Any:
-        """What the module returns for this rank's samples. Gradients become the sum over ranks of ``factor`` times the gradient.
+        """What the module returns for this rank's samples. Gradients become the sum over ranks of ``factor`` times theirs.
 
         Raises
         ------
@@ -190,8 +192,9 @@ class DividedForward:
             The module has raised an error on some rank. On all ranks.
         """
         named = {name: param for name, param in module.named_parameters() if param.requires_grad}
-        self._watch(known, list(named.values()))
-        params = dict(zip(named, shared(list(named.values()), lambda grads: self._sum(known, grads, factor)), strict=True))
+        tensors = list(named.values())
+        sums = self._sums(known, tensors)
+        params = dict(zip(named, shared(tensors, lambda grads: self._sum(sums, tensors, grads, factor)), strict=True))
         before = [(buffer, buffer._version) for buffer in module.buffers()]
         found, failure = None, None
         with _random_numbers(self._comm.rank):
@@ -202,26 +205,25 @@ class DividedForward:
         self._settle(module, before, failure)
         return found
 
-    def _watch(self, known: Known, tensors: list[Tensor]) -> None:
-        """Build what sums the gradients of these parameters, unless it is there. Collective if it is not."""
-        if len(tensors) == len(known.tensors) and all(map(lambda a, b: a is b, tensors, known.tensors)):
-            return
-        for each in known.sums:
-            each.Free()
-        known.tensors = tensors
-        strategy = self._coordinator.strategy
-        known.sums = [SummedGradients(self._comm.Dup(), strategy, each) for each in by_dtype(tensors).values()]
+    def _sums(self, known: Known, tensors: list[Tensor]) -> list[SummedGradients]:
+        """What sums the gradients of these parameters. Collective when they are new."""
+        key = tuple(map(id, tensors))
+        if key not in known.sums:
+            strategy = self._coordinator.strategy
+            known.sums[key] = [SummedGradients(self._comm.Dup(), strategy, each) for each in by_dtype(tensors).values()]
+        return known.sums[key]
 
-    def _sum(self, known: Known, grads: Sequence[Tensor | None], factor: float) -> list[Tensor | None]:
+    def _sum(self, sums: list[SummedGradients], tensors: list[Tensor], grads: Sequence[Tensor | None],
+             factor: float) -> list[Tensor | None]:
         self._coordinator.pass_differentiated()
-        given = dict(zip(map(id, known.tensors), grads, strict=True))
+        given = dict(zip(map(id, tensors), grads, strict=True))
         found: dict[int, Tensor | None] = {}
-        for each in known.sums:
+        for each in sums:
             mine = [given[id(tensor)] for tensor in each.tensors]
             for tensor, grad, total in zip(each.tensors, mine, each.total(mine, factor, 1.0), strict=True):
                 sparse = total is not None and grad is not None and grad.is_sparse
                 found[id(tensor)] = total if total is None else total.to_sparse(1) if sparse else total.clone()
-        return [found[id(tensor)] for tensor in known.tensors]
+        return [found[id(tensor)] for tensor in tensors]
 
     def _plain_sum(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The sum over ranks of gradients that are no parameters'; all ranks have the same ones."""

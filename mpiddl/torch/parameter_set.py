@@ -163,4 +163,4 @@ def broadcast(comm: Comm, tensors: Sequence[torch.Tensor], root: int = 0) -> Non
         numbers = torch.view_as_real(whole) if whole.is_complex() else whole
         comm.Bcast(numbers.view(-1).view(torch.uint8).numpy(), root)
         if comm.rank != root:
-            tensor.copy_(whole)
+            tensor.data.copy_(whole)  # data: a graph may have saved the tensor

@@ -142,3 +142,35 @@ def test_under_mpiddl_run_it_is_one_error(tmp_path, mpirun):
     assert found.returncode != 0
     assert found.stderr.count("mpiddl: error:") == 1
     assert "distributes it already" in found.stderr
+
+
+TWO_MODELS = """
+import torch, mpiddl.torch
+from torch import nn
+torch.manual_seed(3)
+torch.set_default_dtype(torch.float64)
+loader = torch.utils.data.DataLoader(torch.randn(9, 4), batch_size=4)
+critic, generator = nn.Linear(4, 1), nn.Linear(2, 4)
+of_critic, of_generator = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (critic, generator))
+critic, of_critic, loader = mpiddl.torch.distribute(critic, of_critic, loader)
+generator, of_generator = mpiddl.torch.distribute(generator, of_generator)
+for _ in range(2):
+    for real in loader:
+        of_critic.zero_grad()
+        critic(real).square().mean().backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        generator(real[:, :2]).square().mean().backward()
+        of_generator.step()
+both = nn.ModuleList([critic, generator])
+print("rows", 0, "weights", *(p.detach().abs().sum().item() for p in both.parameters()), "loss", 0)
+"""
+
+
+def test_two_models_and_a_batch_of_one_row(tmp_path, mpirun):
+    program = tmp_path / "program.py"
+    program.write_text(TWO_MODELS)
+    (alone,) = lines(mpirun(1, "python", program).stdout)
+    found = mpirun(2, "python", program)
+    assert found.returncode == 0, found.stderr
+    assert lines(found.stdout)[0][1] == pytest.approx(alone[1], rel=1e-9)

@@ -1,0 +1,193 @@
+"""`mpiddl run`: what programs do beside their training leaves the weights those of one rank."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.no_mpi, pytest.mark.more]
+
+PROGRAM = """
+import collections, copy, dataclasses, random
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, random_split
+torch.manual_seed(5)
+random.seed(5)
+np.random.seed(5)
+torch.set_default_dtype(torch.float64)
+x = torch.randn(12, 4)
+y = x.sum(1, keepdim=True)
+data = TensorDataset(x, y)
+mse = nn.functional.mse_loss
+
+def weights(name, model, *more):
+    print(name, *(p.detach().abs().sum().item() for p in model.parameters()), *more)
+
+def sgd(model, lr=0.1):
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+class Own(nn.Module):
+    def __init__(self, forward):
+        super().__init__()
+        self.a, self.function, self.state, self.seen = nn.Linear(4, 3), forward, {}, collections.deque()
+    def forward(self, *args, **options):
+        return self.function(self, *args, **options)
+
+def train(name, forward, *args, steps=3, loss=lambda out: out.square().mean(), more=lambda model: ()):
+    model = Own(forward)
+    optimiser = sgd(model)
+    for step in range(steps):
+        optimiser.zero_grad()
+        loss(model(x + step, *args)).backward()
+        optimiser.step()
+    weights(name, model, *more(model))
+
+# with a loader
+model = nn.Linear(4, 1)
+for epoch in range(60):
+    optimiser = sgd(model, 0.1 * 0.98**epoch)
+    for a, b in DataLoader(data, batch_size=12):
+        optimiser.zero_grad()
+        mse(model(a), b).backward()
+        optimiser.step()
+weights("optimisers-anew", model)
+
+model = nn.Linear(4, 1)
+optimiser = sgd(model)
+for a, b in DataLoader(data, batch_size=6):
+    for param, grad in zip(model.parameters(), torch.autograd.grad(mse(model(a), b), list(model.parameters()))):
+        param.grad = grad
+    optimiser.step()
+weights("autograd-grad", model)
+
+model, optimiser = copy.deepcopy((model, optimiser))
+for a, b in DataLoader(data, batch_size=6):
+    optimiser.zero_grad()
+    mse(model(a), b).backward()
+    optimiser.step()
+weights("copied", model)
+
+for fold in range(2):
+    train_rows, kept = random_split(data, [8, 4])
+    model = nn.Linear(4, 1)
+    optimiser = sgd(model)
+    for a, b in DataLoader(train_rows, batch_size=4, shuffle=True):
+        optimiser.zero_grad()
+        mse(model(a), b).backward()
+        optimiser.step()
+    weights("fold", model, *kept.indices)
+
+model, times = nn.Linear(4, 1), 0
+optimiser = sgd(model)
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out):
+        return out.view_as(out)
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError("once")
+for number, (a, b) in enumerate(DataLoader(data, batch_size=4)):
+    optimiser.zero_grad()
+    try:
+        out = model(a)
+        mse(Fails.apply(out) if number == 1 else out, b).backward()
+    except ValueError:
+        continue
+    optimiser.step()
+weights("caught-backward", model)
+
+model = nn.Linear(4, 1)
+optimiser = sgd(model, 0.01)
+for a, b in DataLoader(data, batch_size=11):  # the second batch has one row
+    mse(model(a), b, reduction="sum").backward()
+optimiser.step()
+weights("accumulated-sum", model)
+
+model = nn.Linear(4, 1)
+of_each = {param: torch.optim.SGD([param], lr=0.1) for param in model.parameters()}
+def step_now(param):
+    of_each[param].step()
+    of_each[param].zero_grad()
+for param in model.parameters():
+    param.register_post_accumulate_grad_hook(step_now)
+for a, b in DataLoader(data, batch_size=6):
+    mse(model(a), b).backward()
+weights("step-in-backward", model)
+
+# without
+kept = []
+train("list-argument", lambda m, x, found: (found.append(0), m.a(x))[1], kept, more=lambda _: (len(kept),))
+cache = torch.zeros(12, 3)
+train("tensor-argument", lambda m, x, cache: (out := m.a(x), cache.copy_(out.detach()))[0], cache,
+      more=lambda _: (cache.sum().item(),))
+model = Own(lambda m, x, center=False: m.a(x) - m.a(x).mean(0) if center else m.a(x))
+for center in (False, True, False, True):
+    model(x, center=center).square().mean().backward()
+weights("flag", model, *(p.grad.sum().item() for p in model.parameters()))
+def with_state(m, x):
+    out = m.a(x) + m.state.get("h", 0.0)
+    m.state["h"] = out.detach()
+    m.seen.append(len(x))
+    return out
+train("state", with_state, more=lambda m: (sum(m.seen), m.state["h"].sum().item()))
+train("random", lambda m, x: m.a(x) * random.random() * np.random.rand())
+def refuses(m, x):
+    if (x.abs() > 100).any():
+        raise ValueError
+    return m.a(x)
+model = Own(refuses)
+optimiser = sgd(model)
+for step in range(4):
+    rows = x.clone()
+    rows[0, 0] = 1000.0 if step == 1 else 0.0
+    try:
+        out = model(rows)
+    except ValueError:
+        continue
+    optimiser.zero_grad()
+    out.square().mean().backward()
+    optimiser.step()
+weights("caught-forward", model)
+train("more-in-training", lambda m, x: (m.a(x), m.a(x).square()) if m.training else m.a(x),
+      loss=lambda found: found[0].mean() + found[1].mean())
+@dataclasses.dataclass
+class Found:
+    out: torch.Tensor
+train("dataclass", lambda m, x: Found(m.a(x)), loss=lambda found: found.out.square().mean())
+model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+optimiser = sgd(model)
+for _ in range(2):
+    optimiser.zero_grad()
+    first = model(x)
+    model[0].requires_grad_(False)
+    second = model(x + 1)
+    model[0].requires_grad_(True)
+    (first.square().mean() + second.square().mean()).backward()
+    optimiser.step()
+weights("frozen-in-between", model)
+"""
+
+
+def lines(text: str) -> list[tuple[str, list[float]]]:
+    found = [line.split() for line in text.splitlines()]
+    return [(words[0], list(map(float, words[1:]))) for words in found if words]
+
+
+def test_weights_are_those_of_one_rank(tmp_path, command, mpirun):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    alone = lines(command(sys.executable, program).stdout)
+    assert len(alone) == 17
+    for ranks in (2, 3):
+        found = mpirun(ranks, "mpiddl", "run", program)
+        assert found.returncode == 0, found.stderr
+        mine = lines(found.stdout)
+        assert [name for name, _ in mine] == [name for name, _ in alone]
+        differ = [name for (name, wanted), (_, values) in zip(alone, mine, strict=True)
+                  if values != pytest.approx(wanted, rel=1e-8)]
+        assert not differ
+        assert "differ between ranks" not in found.stderr
