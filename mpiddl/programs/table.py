@@ -30,7 +30,7 @@ def _of_torch(facts: Any, size: int) -> list[tuple[str, str]]:
     found = []
     for name, (sharded, whole) in facts.loaders.items():
         said = [f"iterated {sharded} times: each batch was divided over {size} ranks"] if sharded else []
-        said += [f"iterated {whole} times whole, on every rank: without gradients, or with models in evaluation mode"
+        said += [f"iterated {whole} times whole, on every rank: without gradients, in evaluation mode, or with L-BFGS"
                  ] if whole else []
         found.append((name, "; ".join(said)))
     for name, count in facts.optimisers.items():

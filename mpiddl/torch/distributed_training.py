@@ -112,6 +112,9 @@ def _check(model: Any, optimizer: Any, loader: Any, loss: Any) -> None:
                                          ("loader", loader, (DataLoader, type(None)), "torch.utils.data.DataLoader")):
         if not isinstance(given, wanted):
             raise UsageError(f"{name}: got {type(given).__name__}, expected a {spelled}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError("optimizer: got LBFGS, which needs the loss of all ranks; expected another one, or `mpiddl run`, "
+                         "which divides its forward passes")
     if loss not in LOSSES:
         raise UsageError(f"loss: got {loss!r}, expected one of {', '.join(LOSSES)}")
     if loss == "sum" and loader is None:

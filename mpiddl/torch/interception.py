@@ -82,7 +82,12 @@ class Interception:
         return iterate
 
     def _trains(self) -> bool:
-        """Whether a loader that is iterated now gives batches to train on: not if all that is trained is in evaluation mode."""
+        """Whether a loader that is iterated now gives batches to train on that can be divided.
+
+        Not if all that is trained is in evaluation mode. L-BFGS needs the loss of the whole batch: its passes are divided.
+        """
+        if self.coordinator.sets and isinstance(self.coordinator.sets[-1].optimiser, torch.optim.LBFGS):
+            return False
         updated = {id(tensor) for each in self.coordinator.sets for tensor in each.tensors}
         modes = {each.training for module in list(self._modules) for each in module.modules()
                  if any(id(tensor) in updated for tensor in each.parameters(recurse=False))}

@@ -118,6 +118,17 @@ for a, b in DataLoader(data, batch_size=6):
     mse(model(a), b).backward()
 weights("step-in-backward", model)
 
+model = nn.Linear(4, 1)
+optimiser = torch.optim.LBFGS(model.parameters(), max_iter=6, line_search_fn="strong_wolfe")
+for a, b in DataLoader(data, batch_size=5):
+    def closure():
+        optimiser.zero_grad()
+        loss = mse(model(a), b)
+        loss.backward()
+        return loss
+    optimiser.step(closure)
+weights("closures", model)
+
 # without
 kept = []
 train("list-argument", lambda m, x, found: (found.append(0), m.a(x))[1], kept, more=lambda _: (len(kept),))
@@ -181,7 +192,7 @@ def test_weights_are_those_of_one_rank(tmp_path, command, mpirun):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     alone = lines(command(sys.executable, program).stdout)
-    assert len(alone) == 17
+    assert len(alone) == 18
     for ranks in (2, 3):
         found = mpirun(ranks, "mpiddl", "run", program)
         assert found.returncode == 0, found.stderr

@@ -119,6 +119,7 @@ def test_without_a_loader_gradients_are_averaged(tmp_path, mpirun):
     ("model, model", "optimizer: got Linear, expected a torch.optim.Optimizer"),
     ("model, optimiser, [1, 2]", "loader: got list, expected a torch.utils.data.DataLoader"),
     ("model, optimiser, strategy='gosip'", "did you mean 'gossip'?"),
+    ("model, lbfgs", "optimizer: got LBFGS, which needs the loss of all ranks"),
     ("model, optimiser, loss='men'", "loss: got 'men', expected one of mean, sum"),
     ("model, optimiser, loss='sum'", "loss: got 'sum' without a loader"),
 ])
@@ -131,7 +132,8 @@ def test_bad_arguments_are_one_error(call, wanted):
     model = torch.nn.Linear(2, 1)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(UsageError) as caught:
-        eval(f"distribute({call})", {"distribute": mpiddl.torch.distribute, "model": model, "optimiser": optimiser})
+        eval(f"distribute({call})", {"distribute": mpiddl.torch.distribute, "model": model, "optimiser": optimiser,
+                                     "lbfgs": torch.optim.LBFGS(model.parameters())})
     assert wanted in str(caught.value)
 
 
