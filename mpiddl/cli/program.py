@@ -24,10 +24,11 @@ Examples:
 @click.argument("program", metavar="PROGRAM.py")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(strategy: str, steps: int, quiet: bool, program: str, args: tuple[str, ...]) -> None:
-    """Run a single-machine PyTorch program on all ranks, without changes to it.
+    """Run a program for one machine on all ranks, without changes to it.
 
-    Each training batch of a DataLoader is divided over the ranks, and the ranks combine their gradients. Printing and files
-    come from rank 0. A table at the end says what was divided.
+    The ranks divide the training batches of PyTorch's DataLoader, the forward passes of PyTorch programs that have none, fit
+    and evaluate of Keras models, and fit of scikit-learn's PCA, TruncatedSVD and MLPs. They combine their gradients. Printing
+    and files come from rank 0. A table at the end says what was divided.
     """
     from mpiddl.programs.run import run as run_program
     from mpiddl.programs.run import same_hashes
