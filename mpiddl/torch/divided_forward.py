@@ -52,6 +52,9 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 MOST_FORMS = 32
 """Of the arguments of a module, each of which takes a trial."""
 
+OWN_STREAM = 0x6D706464
+"""Upper half of the seeds of numbers that are one rank's own. A checkpoint restores them before it calls a module once more."""
+
 NO_BACKWARD_PASS = -1
 """What autograd returns as the running backward pass outside of one. Checkpoints call modules once more inside one."""
 
@@ -86,7 +89,7 @@ class DividedForward:
         """What ``module(*args, **options)`` returns. ``whole`` computes it on one rank."""
         self.inside = True
         try:
-            if self._coordinator.in_batch() and module.training and torch.is_grad_enabled():
+            if self._coordinator.in_batch() and module.training and torch.initial_seed() >> 32 != OWN_STREAM:
                 with _random_numbers(self._comm.rank):  # each rank drops out other units of its samples
                     return whole(module, *args, **options)
             return self._divided(module, (args, options), whole) if self._trains(module) else whole(module, *args, **options)
@@ -303,9 +306,9 @@ class _random_numbers:
     def __enter__(self) -> None:
         generator = torch.default_generator
         self._before = generator.get_state()
-        seed = int(torch.randint(1 << 62, (), generator=generator))
+        seed = int(torch.randint(1 << 31, (), generator=generator))
         self._next = generator.get_state()
-        generator.manual_seed(seed + self._rank)
+        generator.manual_seed(OWN_STREAM << 32 | seed + self._rank)
         self._inside = generator.get_state()
 
     def __exit__(self, *error: Any) -> None:

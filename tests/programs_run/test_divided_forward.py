@@ -180,8 +180,22 @@ rows = (out != 0).long() @ (2 ** torch.arange(5))
 assert len(set(rows.tolist())) > 8, rows  # the ranks' masks differ
 assert not torch.equal(rows[:20], rows[20:])
 assert len(set(MPI.COMM_WORLD.allgather((repr(out.tolist()), repr(torch.get_rng_state().tolist()))))) == 1
-state = torch.get_rng_state()
-small()(x)
+
+class Drops(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.drop, self.seen = nn.Linear(5, 5), nn.Dropout(0.5), []
+    def forward(self, x):
+        out = self.drop(self.a(x))
+        self.seen.append((out == 0).tolist())
+        return out
+
+model = Drops()
+optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+for rows in torch.utils.data.DataLoader(torch.ones(8, 5), batch_size=8):
+    checkpoint(lambda x: model(x), rows, use_reentrant=False, early_stop=False).square().sum().backward()
+assert len(model.seen) == 2 and model.seen[0] == model.seen[1]  # the same units once more in the backward pass
+assert len(set(map(repr, MPI.COMM_WORLD.allgather(model.seen[0])))) == MPI.COMM_WORLD.size
 """
 
 
