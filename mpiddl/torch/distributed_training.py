@@ -121,7 +121,7 @@ def _check(model: Any, optimizer: Any, loader: Any, loss: Any) -> None:
         raise UsageError("loss: got 'sum' without a loader, expected a loader whose batches are divided, or 'mean'")
     if hasattr(DataLoader.__iter__, "__wrapped__"):
         raise UsageError("distribute: got a program that runs under `mpiddl run`, which distributes it already; expected a "
-                         "start with `python`, or a program without this call")
+                         "program without this call, or python in the place of mpiddl run")
 
 
 _coordinators: list[tuple[AnyComm | None, str, Coordinator]] = []
