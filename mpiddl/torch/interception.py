@@ -116,11 +116,10 @@ class Interception:
         return call
 
     def _before_step(self, optimiser: Optimizer, args: Any, options: Any) -> None:
-        if self.coordinator.find(optimiser) is None:  # a copy of another one
+        if self.coordinator.find(optimiser) is None and self.coordinator.strategy.sums_gradients:  # a copy of another one
             self.coordinator.add(optimiser)
-        found = self.coordinator.find(optimiser)
-        assert found is not None
-        self.coordinator.step_begins(found)
+        if (found := self.coordinator.find(optimiser)) is not None:
+            self.coordinator.step_begins(found)
 
     def _after_step(self, optimiser: Optimizer, args: Any, options: Any) -> None:
         if (found := self.coordinator.find(optimiser)) is not None:
