@@ -114,6 +114,23 @@ def block(n: int, parts: int, part: int) -> range:
     return range(*block_bounds(n, parts, part))
 
 
+def used_parts(n: int, parts: int, least: int) -> int:
+    """The number of parts, up to ``parts``, so that each of ``n`` items in them has ``least`` or more; 1 if there are fewer."""
+    return min(parts, max(n // least, 1))
+
+
+def block_of_at_least(n: int, parts: int, part: int, least: int) -> range:
+    """Return the contiguous items that part ``part`` gets: ``least`` or more, or none, unless there are fewer.
+
+    Examples
+    --------
+    >>> [block_of_at_least(3, 2, part, 1) for part in range(2)], [block_of_at_least(3, 2, part, 2) for part in range(2)]
+    ([range(0, 2), range(2, 3)], [range(0, 3), range(3, 3)])
+    """
+    used = used_parts(n, parts, least)
+    return block(n, used, part) if part < used else range(n, n)
+
+
 def block_size(n: int, parts: int, part: int) -> int:
     """Return how many of ``n`` items part ``part`` of ``parts`` gets."""
     return len(block(n, parts, part))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.layout import block_bounds
+from mpiddl.layout import block_of_at_least
 
 NumpyFunction = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 
@@ -27,11 +27,8 @@ def part(samples: int, size: int, rank: int, least: int) -> tuple[int, int, floa
     >>> [part(5, 3, rank, least=2) for rank in range(3)]
     [(0, 3, 0.6), (3, 5, 0.4), (0, 1, 0.0)]
     """
-    used = min(size, max(samples // least, 1))
-    if rank >= used or not samples:
-        return 0, min(1, samples), 0.0
-    begin, end = block_bounds(samples, used, rank)
-    return begin, end, (end - begin) / samples
+    kept = block_of_at_least(samples, size, rank, least)
+    return (kept.start, kept.stop, len(kept) / samples) if kept else (0, min(1, samples), 0.0)
 
 
 class PyTorch:
@@ -46,7 +43,7 @@ class PyTorch:
         import torch
 
         found = function([_wide(torch, tensor) for tensor in tensors])
-        return [torch.from_numpy(np.array(array)).to(tensor.device, tensor.dtype)
+        return [torch.from_numpy(np.asarray(array)).to(tensor.device, tensor.dtype)
                 for array, tensor in zip(found, tensors, strict=True)]
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
@@ -60,9 +57,7 @@ class TensorFlow:
     """Tensors of TensorFlow, in a graph or not."""
 
     def __init__(self) -> None:
-        tensorflow: Any = importlib.import_module("tensorflow")
-
-        self._tf = tensorflow
+        self._tf: Any = importlib.import_module("tensorflow")  # no import statement: mypy would ask for its types
 
     def samples(self, tensor: Any) -> Any:
         """As `PyTorch.samples`; a tensor in a graph of batches of any length."""

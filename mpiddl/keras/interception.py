@@ -20,6 +20,7 @@ import contextlib
 import functools
 import importlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -130,7 +131,8 @@ class Interception:
             if self.over or own is None:
                 return step(data)
             untrained = [each for each in model.non_trainable_variables if "float" in str(each.dtype)] if trains else []
-            self._step = _Step(weight, {id(each): each + 0 for each in _counts(model)}, untrained,
+            has_rows = isinstance(weight, float) and weight > 0  # in a graph it may be found out in the step alone
+            self._step = _Step(weight, None if has_rows else {id(each): each + 0 for each in _counts(model)}, untrained,
                                functools.partial(self._count, kind) if trains else None)
             try:
                 found = step(own)
@@ -145,7 +147,7 @@ class Interception:
         self.steps[kind] = self.steps.get(kind, 0) + 1
 
     def _least(self, model: Any) -> int:
-        """Rows that a rank computes at least: batch normalisation needs two to tell them apart."""
+        """Rows that a rank computes at least: batch normalisation needs two for a variance."""
         return 2 if any(isinstance(each, self._keras.layers.BatchNormalization) for each in _layers(model)) else 1
 
     def _own(self, data: Any, least: int) -> tuple[Any, Any]:
@@ -207,7 +209,7 @@ class Interception:
     def _counted(self, variable: Any) -> Any:
         """What a variable of a metric has counted on this rank: without the step under way, if this rank has no rows in it."""
         value = self._keras.ops.convert_to_tensor(variable)
-        if self._step is None:
+        if self._step is None or self._step.counts is None:
             return value
         old = self._step.counts.get(id(variable))
         return self._backend.where(self._step.weight == 0, self._keras.ops.zeros_like(value) if old is None else old, value)
@@ -216,7 +218,7 @@ class Interception:
         """After a step: metrics have counted this rank's rows only; untrained variables are the mean over ranks."""
         step = self._step
         assert step is not None
-        for variable in _counts(model):
+        for variable in () if step.counts is None else _counts(model):
             variable.assign(self._counted(variable))
         if step.untrained:
             weight = self._number(step.weight)
@@ -232,11 +234,20 @@ class Interception:
                 for end, each in zip(ends, arrays, strict=True)]
 
 
+@dataclass
 class _Step:
-    """A step under way: this rank's weight, what the metrics had counted before, variables that are not trained."""
+    """A step under way.
 
-    def __init__(self, weight: Any, counts: dict[int, Any], untrained: list[Any], count: Callable[[], None] | None):
-        self.weight, self.counts, self.untrained, self.count = weight, counts, untrained, count
+    weight : of this rank's rows in the mean.
+    counts : what the metrics had counted before, by identity of the variable; None if this rank has rows.
+    untrained : variables that are not trained.
+    count : to be called in each step of `fit`.
+    """
+
+    weight: Any
+    counts: dict[int, Any] | None
+    untrained: list[Any]
+    count: Callable[[], None] | None
 
 
 def _counts(model: Any) -> list[Any]:

@@ -10,55 +10,38 @@ from typing import Any
 
 import numpy as np
 
-from mpiddl.memory import aligned_zeros
-from mpiddl.strategies.base import Replica, Step, Strategy
+from mpiddl.strategies.base import Strategy
+from mpiddl.strategies.flat_sum import FlatSum
 from mpiddl.transport.comm import Comm
 
 
 class SummedArrays:
-    """The sum of real arrays. What it needs is built with the first sum, and anew if shapes change.
-
-    Parameters
-    ----------
-    comm : Comm
-        Used for this alone; freed with `Free`.
-    strategy : Strategy
-        One that sums gradients in every step.
-    """
+    """The sum of real arrays (`FlatSum`). It is built with the first sum, and anew if shapes change."""
 
     def __init__(self, comm: Comm, strategy: Strategy):
-        self._comm, self._strategy, self._index = comm, strategy, 0
-        self._shapes: list[tuple[int, ...]] | None = None
-        self._send, self._state, self._replica = np.empty(0, np.float32), None, Replica(np.empty(0, np.float32), {})
+        self._comm, self._strategy = comm, strategy
+        self._shapes: list[tuple[int, ...]] = []
+        self._sum: FlatSum | None = None
 
     def __call__(self, arrays: Sequence[np.ndarray], weight: float) -> list[np.ndarray]:
         """The sums over ranks of ``weight`` times the arrays, each in its dtype. Collective."""
-        if self._shapes != [each.shape for each in arrays]:
-            self._build(arrays)
-        end = 0
-        for each in arrays:
-            begin, end = end, end + each.size
-            np.multiply(each.ravel(), self._send.dtype.type(weight), out=self._send[begin:end], casting="unsafe")
-        combined = self._strategy.combine(self._comm, self._state, self._send, self._replica, Step(self._index, 1, 1, 0.0))
-        self._state, self._index, end, found = combined.state, self._index + 1, 0, []
-        for each in arrays:
-            begin, end = end, end + each.size
-            found.append(combined.grad[begin:end].astype(each.dtype).reshape(each.shape))
-        return found
+        shapes = [each.shape for each in arrays]
+        if self._sum is None or self._shapes != shapes:
+            self._finish()
+            kind: Any = np.dtype(np.float64 if any(each.dtype.itemsize == 8 for each in arrays) else np.float32)
+            self._shapes, self._sum = shapes, FlatSum(self._comm, self._strategy, sum(each.size for each in arrays), kind)
+        send, ends = self._sum.send, np.cumsum([each.size for each in arrays])
+        parts = [slice(end - each.size, end) for end, each in zip(ends.tolist(), arrays, strict=True)]
+        for part, each in zip(parts, arrays, strict=True):
+            np.multiply(each.ravel(), send.dtype.type(weight), out=send[part], casting="unsafe")
+        total = self._sum()
+        return [total[part].astype(each.dtype).reshape(each.shape) for part, each in zip(parts, arrays, strict=True)]
 
-    def _build(self, arrays: Sequence[np.ndarray]) -> None:
-        if self._shapes is not None:
-            self._strategy.finish(self._comm, self._state, self._replica)
-        self._shapes = [each.shape for each in arrays]
-        kind: Any = np.dtype(np.float64 if any(each.dtype.itemsize == 8 for each in arrays) else np.float32)
-        elements = sum(each.size for each in arrays)
-        memory = self._strategy.memory(self._comm, elements, kind)
-        self._send = aligned_zeros(elements, kind) if memory is None else memory
-        self._replica = Replica(self._send, {})
-        self._state = self._strategy.init(self._comm, self._replica)
+    def _finish(self) -> None:
+        if self._sum is not None:
+            self._sum.finish()
 
     def Free(self) -> None:
         """Collective."""
-        if self._shapes is not None:
-            self._strategy.finish(self._comm, self._state, self._replica)
+        self._finish()
         self._comm.Free()

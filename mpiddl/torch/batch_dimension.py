@@ -1,10 +1,10 @@
 """Which dimension of a module's tensors counts samples: found by a trial.
 
 A module treats samples independently if a part of the samples gives the part of the output, or if the mean or the sum of what
-all parts give, such as a loss, is the output. The trial computes the output of
-all samples and that of a part, in evaluation mode and without gradients, and compares. It uses parameters and inputs with some
-noise on them, because equal or vanishing numbers prove nothing. Each rank tries its own part: the first samples alone would
-agree in a sequence, too, where the later ones depend on the earlier ones.
+all parts give, such as a loss, is the output. The trial computes the output of all samples and that of a part, in evaluation
+mode and without gradients, and compares. It uses parameters and inputs with some noise on them, because equal or vanishing
+numbers prove nothing. Each rank tries its own part: the first samples alone would agree in a sequence, too, where the later
+ones depend on the earlier ones.
 
 The trial uses copies of the module, and leaves random state as before.
 """

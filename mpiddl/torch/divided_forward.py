@@ -5,10 +5,13 @@ rank would: with the loss, a hidden state, a condition to stop. In the backward 
 gradients of the parameters are summed over ranks before they are accumulated. It does not matter whether an optimiser or the
 program's own arithmetic uses them.
 
-A trial finds the dimension of the samples (`mpiddl.torch.batch_dimension`). Before each divided pass, ranks compare checksums
-of the samples: where they differ, every rank computes its own samples whole.
+A trial finds the dimension of the samples (`mpiddl.torch.batch_dimension`). Before each pass, ranks compare checksums of the
+samples. Where they differ, every rank computes its own samples, and the mean of the gradients over ranks is accumulated.
 
-Cost: a meeting for each pass, forward and backward; an all-gather of the results; the strategy's, for the gradients.
+Inside a batch of a divided loader, a pass only draws other random numbers on each rank.
+
+Cost: a meeting for each pass, forward and backward; an all-reduce of flags; an all-gather of the results; the strategy's, for
+the gradients.
 """
 
 from __future__ import annotations
@@ -171,7 +174,8 @@ class DividedForward:
                  for each, place in zip(inputs, division.inputs, strict=True)]
         found = self._with_summed_gradients(known, module, with_tensors(call, parts), 1.0)
         if len(tensors_of(found)) != len(division.outputs):  # on all ranks
-            raise _NotAlike("its result in training is not like that in evaluation mode")
+            known.refused = "its result in training is not like that in evaluation mode"
+            raise _NotAlike(known.refused)
         kept = len(block(samples, comm.size, comm.rank))
         return with_tensors(found, [self._whole(tensor, place, samples, kept)
                                     for tensor, place in zip(tensors_of(found), division.outputs, strict=True)])

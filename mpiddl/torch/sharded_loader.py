@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from mpiddl.layout import block
+from mpiddl.layout import block_of_at_least, used_parts
 from mpiddl.torch.coordinator import Coordinator
 
 MOST_INDICES = 100_000_000
@@ -65,15 +65,15 @@ class Sharded:
         coordinator, size, rank = self._coordinator, self._coordinator.comm.size, self._coordinator.comm.rank
         after = self._state()
         batches, state = coordinator.epoch_begins(lambda: (_packed(self._drawn(after)), after.numpy()))
-        shares = [(number, part(batch, size, rank, coordinator.least)) for number, batch in enumerate(_unpacked(batches))]
-        ranks = {number: used_ranks(len(batch), size, coordinator.least) for number, batch in enumerate(_unpacked(batches))}
-        self._shares.batches = [share for _, share in shares if share]
+        least = coordinator.least
+        shares = [(part(batch, size, rank, least), used_parts(len(batch), size, least)) for batch in _unpacked(batches)]
+        self._shares.batches = [share for share, _ in shares if share]
         loaded = iter(self._plain())
         self._generator().set_state(torch.from_numpy(state))
         ended = False
         try:
-            for number, share in shares:
-                coordinator.batch(len(share), number, ranks[number])
+            for number, (share, ranks) in enumerate(shares):
+                coordinator.batch(len(share), number, ranks)
                 if share:
                     yield next(loaded)
             ended = True
@@ -112,8 +112,8 @@ class Sharded:
                     coordinator.batch(1, number, 1)
                     yield batch
                     continue
-                kept = share(rows, coordinator.comm.size, coordinator.comm.rank, coordinator.least)
-                coordinator.batch(len(kept), number, used_ranks(rows, coordinator.comm.size, coordinator.least))
+                kept = block_of_at_least(rows, coordinator.comm.size, coordinator.comm.rank, coordinator.least)
+                coordinator.batch(len(kept), number, used_parts(rows, coordinator.comm.size, coordinator.least))
                 if kept:
                     yield cut(batch, rows, slice(kept.start, kept.stop))
             ended = True
@@ -136,32 +136,17 @@ original_iter = DataLoader.__iter__
 """As torch defines it."""
 
 
-def used_ranks(samples: int, size: int, least: int) -> int:
-    """The number of ranks that compute samples of a batch (`share`)."""
-    return min(size, max(samples // least, 1))
-
-
-def share(samples: int, size: int, rank: int, least: int) -> range:
-    """The samples of a batch that a rank computes: ``least`` or more, or none, unless there are fewer in the batch.
-
-    Examples
-    --------
-    >>> [share(3, 2, rank, 1) for rank in range(2)], [share(3, 2, rank, 2) for rank in range(2)]
-    ([range(0, 2), range(2, 3)], [range(0, 3), range(3, 3)])
-    """
-    used = used_ranks(samples, size, least)
-    return block(samples, used, rank) if rank < used else range(samples, samples)
-
-
 def part(batch: Sequence[Any], size: int, rank: int, least: int = 1) -> list[Any]:
-    """The part of a batch that a rank computes (`share`): contiguous, and with others differs in length by one at most.
+    """The part of a batch that a rank computes: parts are contiguous, and their lengths differ by one at most.
+
+    A part has ``least`` samples or more, or none, unless the batch has fewer.
 
     Examples
     --------
     >>> [part([7, 3, 5], 2, rank) for rank in range(2)]
     [[7, 3], [5]]
     """
-    kept = share(len(batch), size, rank, least)
+    kept = block_of_at_least(len(batch), size, rank, least)
     return list(batch[kept.start : kept.stop])
 
 

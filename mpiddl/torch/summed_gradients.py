@@ -11,13 +11,13 @@ tensors' gradients are views of one flat tensor, which is written over in each s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from mpiddl.memory import aligned_zeros
-from mpiddl.strategies.base import Replica, Step, Strategy
+from mpiddl.strategies.base import Strategy
+from mpiddl.strategies.flat_sum import FlatSum
 from mpiddl.torch.flat_tensors import SUMMED, laid_over, over_numpy, real_numbers, spans
 from mpiddl.transport.comm import Comm
 
@@ -36,20 +36,16 @@ class SummedGradients:
     """
 
     def __init__(self, comm: Comm, strategy: Strategy, tensors: Sequence[torch.Tensor]):
-        self._comm, self._strategy, self.tensors = comm, strategy, list(tensors)
+        self._comm, self.tensors = comm, list(tensors)
         first, kind = tensors[0], SUMMED[tensors[0].dtype]
         self._n = sum(map(real_numbers, tensors))
-        memory = strategy.memory(comm, self._n + len(tensors), kind)
-        self._send = aligned_zeros(self._n + len(tensors), kind) if memory is None else memory
-        self._views = over_numpy(self._send[: self._n], tensors)
+        self._sum = FlatSum(comm, strategy, self._n + len(tensors), kind)
+        self._views = over_numpy(self._sum.send[: self._n], tensors)
         self._result = aligned_zeros(self._n, kind)
         shared = torch.from_numpy(self._result)
         self._direct = first.device.type == "cpu" and first.dtype in (shared.dtype, torch.complex64, torch.complex128)
         self._mean = shared if self._direct else torch.zeros(self._n, dtype=_real(first.dtype), device=first.device)
         self.means = [laid_over(self._mean[part], tensor) for part, tensor in zip(spans(tensors), tensors, strict=True)]
-        self._replica = Replica(self._send, {})
-        self._state: Any = strategy.init(comm, self._replica)
-        self._index = 0
 
     @torch.no_grad()
     def exchange(self, before: float, after: float) -> None:
@@ -67,17 +63,15 @@ class SummedGradients:
     def total(self, grads: Sequence[torch.Tensor | None], before: float, after: float) -> list[torch.Tensor | None]:
         """The same of ``grads``, without a change of them: in memory that the next call writes over. Collective."""
         self._fill(grads, before)
-        step = Step(self._index, 1, 1, 0.0)
-        combined = self._strategy.combine(self._comm, self._state, self._send, self._replica, step)
-        self._state, self._index = combined.state, self._index + 1
-        np.multiply(combined.grad[: self._n], self._result.dtype.type(after), out=self._result)
+        total = self._sum()
+        np.multiply(total[: self._n], self._result.dtype.type(after), out=self._result)
         if not self._direct:
             self._mean.copy_(torch.from_numpy(self._result))
-        present = combined.grad[self._n :] > 0
+        present = total[self._n :] > 0
         return [mean if there else None for mean, there in zip(self.means, present.tolist(), strict=True)]
 
     def _fill(self, grads: Sequence[torch.Tensor | None], factor: float) -> None:
-        flags = self._send[self._n :]
+        flags = self._sum.send[self._n :]
         flags[:] = 0.0
         given, into = [], []
         for number, (grad, view) in enumerate(zip(grads, self._views, strict=True)):
@@ -95,7 +89,7 @@ class SummedGradients:
 
     def Free(self) -> None:
         """Collective."""
-        self._strategy.finish(self._comm, self._state, self._replica)
+        self._sum.finish()
         self._comm.Free()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 
 import pytest
 
-pytest.importorskip("keras")
-pytestmark = [pytest.mark.no_mpi, pytest.mark.more]
+# Not importorskip: TensorFlow and the triton of PyTorch may crash in one process.
+needs_keras = pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed")
+pytestmark = [pytest.mark.no_mpi, pytest.mark.more, needs_keras]
 
 PROGRAM = """
 import json
@@ -40,7 +42,8 @@ def histories(text: str) -> list[dict[str, list[float]]]:
 
 @pytest.fixture(params=["torch", "tensorflow"])
 def env(request):
-    pytest.importorskip(request.param)
+    if find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
     return {"KERAS_BACKEND": request.param, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -71,6 +74,7 @@ assert len(set(MPI.COMM_WORLD.allgather(repr([w.tolist() for w in model.get_weig
     assert mine["accuracy"][-1] > 0.6
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 def test_a_strategy_that_exchanges_models_only_replicates(tmp_path, mpirun):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace("{batch}", "20"))
