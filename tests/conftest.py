@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import hypothesis
 import pytest
@@ -100,18 +101,22 @@ def _is_chosen(item: pytest.Item, option: Any) -> bool:
 
 
 def _tier(item: pytest.Item, again: bool) -> str:
-    """A job that one rank starts is for one library; ranks to which the library makes no difference are 2 and 4 of one, 3 of
-    the other, and elsewhere only where they are asked for."""
+    """A job that one rank starts is for one library. Cases to which the library makes no difference run on 2 ranks of one
+    library or on 3 of the other, in turns, then on 4, and elsewhere only where they are asked for."""
     marks = {mark.name for mark in item.iter_markers()}
     starts = not STARTING.isdisjoint(getattr(item, "fixturenames", ()))
-    if WORLD.size > 1 and "no_mpi" in marks and WORLD.size != (3 if again else 2):
+    other = _least_size(item) > 2 or crc32(item.nodeid.encode()) % 2
+    if WORLD.size > 1 and "no_mpi" in marks and (WORLD.size, again) != ((3, True) if other else (2, False)):
         return "more" if WORLD.size == 4 and not again else "all"
     return "more" if "more" in marks or (again and starts) else "test"
 
 
 def _belongs(item: pytest.Item) -> bool:
-    sizes = [mark.kwargs.get("min_size") or 1 for mark in item.iter_markers("mpi")]
-    return max(sizes) <= WORLD.size if sizes else WORLD.size == 1
+    return _least_size(item) <= WORLD.size if any(item.iter_markers("mpi")) else WORLD.size == 1
+
+
+def _least_size(item: pytest.Item) -> int:
+    return max((mark.kwargs.get("min_size") or 1 for mark in item.iter_markers("mpi")), default=1)
 
 
 def _is_alike(item: pytest.Item) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mpiddl.cli.compare_program import compare_program
 from mpiddl.cli.signals import end_on_signals
 from mpiddl.errors import UsageError
 from mpiddl.machine.launch import promise
@@ -36,12 +37,17 @@ JOB.toml:
   # baseline, margin, limit, batch_per_worker, tune_workers        see docs/compare.md
 
 \b
+PROGRAM.py is a program for `mpiddl run`. Each run's result is the last number that --metric finds in its output. {seed} in
+its arguments becomes the seed of the run.
+
+\b
 Examples:
   mpiddl compare examples/compare.toml --simulate 8           on the simulated clock: no cluster needed
   mpiddl compare examples/compare.toml --testbed 8:200mbit    on 8 emulated hosts with links of 200 Mbit/s
   mpiddl compare examples/compare.toml                        on MPI ranks of this machine
   mpiddl compare examples/compare.toml --show                 report on the finished runs, run nothing
   sbatch --array=1-8 slurm/compare.sbatch                     on a cluster, in eight parts
+  mpiddl compare --program train.py --metric 'accuracy: (.*)%' --strategy auto --strategy gossip -- --epochs 3 --seed {seed}
 
 To continue a comparison that was stopped or killed, start the same command again. Finished runs are kept in --out. Failed runs
 are tried again.
@@ -65,8 +71,27 @@ def _part(context: click.Context, parameter: click.Parameter, value: str | None)
     return int(number), int(count)
 
 
+def _ranks(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    parts = [part for part in (value or "").split(",") if part]
+    if not all(part.isdecimal() and int(part) for part in parts) or len({*parts}) < len(parts):
+        raise UsageError(f"workers: got {value!r}, expected different whole numbers of 1 or more, such as 2 or 2,4")
+    return tuple(map(int, parts))
+
+
 @click.command(epilog=EPILOG)
-@click.argument("job_file", type=click.Path(path_type=Path), metavar="JOB.toml")
+@click.argument("words", nargs=-1, metavar="JOB.toml | -- ARGS", type=click.UNPROCESSED)
+@click.option("--program", type=click.Path(path_type=Path), metavar="PROGRAM.py",
+              help="Compare strategies on a program that `mpiddl run` distributes, instead of a job. ARGS are its arguments.")
+@click.option("--metric", metavar="PATTERN",
+              help="With --program: regular expression for the result, with ( ) around the number. The last match counts.")
+@click.option("--lower", is_flag=True, help="With --program: a lower result is better, such as a loss.")
+@click.option("--strategy", "strategies", multiple=True, metavar="NAME",
+              help="With --program: a strategy to compare. Give it several times; the first is the baseline.  [default: auto]")
+@click.option("--workers", callback=_ranks, metavar="W,...", help="With --program: numbers of ranks.  [default: 2]")
+@click.option("--seeds", type=click.IntRange(1, 1000), metavar="N", help="With --program: runs of each strategy, with the "
+                                                                         "seeds 1 to N.  [default: 3]")
+@click.option("--margin", type=click.FloatRange(min=0), metavar="X",
+              help="With --program: results that differ by at most X are equal.  [default: 0, only noise]")
 @click.option("--simulate", is_flag=False, flag_value="", callback=_workers, metavar="[W,...]",
               help="Run on the simulated clock with W workers.  [default: the numbers of workers in JOB.toml]")
 @click.option("--testbed", metavar="HOSTS:RATE", help="Run on emulated hosts, such as 8:200mbit for 8 hosts with links of 200 "
@@ -82,9 +107,10 @@ def _part(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("--launch", default="", metavar="COMMAND",
               help="Launcher to use instead of mpiexec, such as 'srun --mpi=pmix'. It must accept -n for the number of ranks.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
-def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | None, out: str | None, show: bool,
-            part: tuple[int, int], jobs: int, quiet: bool, **options: Any) -> None:
-    """Compare strategies on your job with an equal budget, and recommend one.
+def compare(words: tuple[str, ...], program: Path | None, simulate: tuple[int, ...] | None, testbed: str | None,
+            out: str | None, show: bool, part: tuple[int, int], jobs: int, quiet: bool, mpi: str | None, launch: str,
+            **of_program: Any) -> None:
+    """Compare strategies on your job or program, and recommend one.
 
     Each strategy runs with each number of workers and each seed. The command prints a verdict. It writes report.html (one
     file with all pictures), report.md and report.json to --out. The reports contain accuracy, time to a target, bytes,
@@ -103,10 +129,21 @@ def compare(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | Non
     if promise(os.environ).size > 1:
         raise UsageError(f"ranks: got {promise(os.environ).size}, expected 1. Start mpiddl compare without mpiexec or srun, "
                          "because this command starts the ranks itself")  # fmt: skip
-    grid = read_grid(job_file, simulate or ())
-    place = _place(simulate, testbed, jobs, options)
+    options = {"mpi": mpi, "launch": launch}
     if out == "":
         raise UsageError("out: got an empty name, expected a folder (is a shell variable unset?)")
+    if program is not None:
+        if simulate is not None or part != (1, 1):
+            raise UsageError("program: got --simulate or --part, expected real ranks and the whole comparison")
+        compare_program(program, words, _place(None, testbed, jobs, options), out, show, quiet, **of_program)
+        return
+    if given := [name.replace("strategies", "strategy") for name, value in of_program.items() if value]:
+        raise UsageError(f"{given[0]}: got this option without --program; for a job file it stands under [compare]")
+    if len(words) != 1:
+        raise UsageError(f"JOB.toml: got {' '.join(words) or 'nothing'}, expected one job file, or --program")
+    job_file = Path(words[0])
+    grid = read_grid(job_file, simulate or ())
+    place = _place(simulate, testbed, jobs, options)
     folder = Path(out) if out else Path("runs", job_file.stem)
     if testbed:
         check_shared(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -21,9 +22,11 @@ Examples:
 @click.option("--steps", default=0, metavar="N", type=click.IntRange(min=0),
               help="Optimiser steps of the whole run, for strategies that plan ahead. 0: not known.")
 @click.option("--quiet", is_flag=True, help="Print no table at the end.")
+@click.option("--summary", type=click.Path(path_type=Path), metavar="FILE.json",
+              help="Write the table, the seconds and the bytes sent to this file.")
 @click.argument("program", metavar="PROGRAM.py")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(strategy: str, steps: int, quiet: bool, program: str, args: tuple[str, ...]) -> None:
+def run(strategy: str, steps: int, quiet: bool, summary: Path | None, program: str, args: tuple[str, ...]) -> None:
     """Run a program for one machine on all ranks, without changes to it.
 
     The ranks divide the training batches of PyTorch's DataLoader, the forward passes of PyTorch programs that have none, fit
@@ -37,4 +40,4 @@ def run(strategy: str, steps: int, quiet: bool, program: str, args: tuple[str, .
     if again is not None:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], again)
-    run_program(program, args, strategy, steps, quiet)
+    run_program(program, args, strategy, steps, quiet, summary)

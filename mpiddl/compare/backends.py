@@ -116,11 +116,15 @@ class Here(_Plain):
         return f"on MPI ranks started by {self.about['launcher']}"
 
     def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
-        crowded = cell.workers > len(cores().ids) and "SLURM_JOB_ID" not in self._env  # in a job, ranks go to several nodes
+        return self.launch(cell.workers, [*PROGRAM, *files], mark, limit_s)
+
+    def launch(self, ranks: int, command: Sequence[str], mark: str, limit_s: float) -> Ended:
+        """Run ``command`` on so many ranks."""
+        crowded = ranks > len(cores().ids) and "SLURM_JOB_ID" not in self._env  # in a job, ranks go to several nodes
         # Open MPI's launcher names its folder by its process number, leaves it if killed, and fails if the folder exists.
         with tempfile.TemporaryDirectory(prefix=f"{mark}.", dir=self.sessions, ignore_cleanup_errors=True) as folder:
             env = mpis.willing(self._env, crowded) | {mpis.SESSIONS: folder}
-            return run([*self._launch, "-n", str(cell.workers), *PROGRAM, *files], env, mark, limit_s, launcher=True)
+            return run([*self._launch, "-n", str(ranks), *command], env, mark, limit_s, launcher=True)
 
 
 class OnTestbed(_Plain):
@@ -147,8 +151,12 @@ class OnTestbed(_Plain):
         return f"on {self.hosts} testbed hosts on one machine, with {links}, with {library}"
 
     def run(self, cell: Cell, files: Sequence[str], mark: str, limit_s: float) -> Ended:
-        ranks = [block_size(cell.workers, self.hosts, host) for host in range(self.hosts)]
-        ended = self._bed.run([*PROGRAM, *files], ranks_per_host=ranks, mpi=self._mpi, timeout_s=limit_s, env=self._env)
+        return self.launch(cell.workers, [*PROGRAM, *files], mark, limit_s)
+
+    def launch(self, ranks: int, command: Sequence[str], mark: str, limit_s: float) -> Ended:
+        """Run ``command`` on so many ranks, dealt evenly to the hosts."""
+        per_host = [block_size(ranks, self.hosts, host) for host in range(self.hosts)]
+        ended = self._bed.run([*command], ranks_per_host=per_host, mpi=self._mpi, timeout_s=limit_s, env=self._env)
         return Ended(ended.returncode, ended.output)
 
 

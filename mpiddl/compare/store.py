@@ -48,10 +48,13 @@ class Store:
         The part of the grid that is run here, and the number of parts; (1, 1) for the whole grid.
     say : callable
         Prints a line; used for damaged lines.
+    whole : callable, optional
+        Whether an outcome has all that a report needs; by default, of `mpiddl.compare.run_cell`.
     """
 
-    def __init__(self, folder: Path, part: tuple[int, int], say: Callable[[str], None]):
-        self.folder, self._part, self._say = folder, part, say
+    def __init__(self, folder: Path, part: tuple[int, int], say: Callable[[str], None],
+                 whole: Callable[[Mapping[str, Any]], bool] | None = None):
+        self.folder, self._part, self._say, self._whole = folder, part, say, whole or _whole
         self._lock: int | None = None
         self._own: Journal | None = None
         self._others: dict[Path, Journal] = {}
@@ -102,7 +105,7 @@ class Store:
         """The outcome of a cell, preferably one that did not fail; None if there is none, or none that is complete."""
         journals = {self._journal.path: self._journal, **self._others}  # in an order that is the same for all parts
         found = [outcome for _, journal in sorted(journals.items())
-                 if (outcome := journal.find(settings)) and _whole(outcome)]  # fmt: skip
+                 if (outcome := journal.find(settings)) and self._whole(outcome)]  # fmt: skip
         return next((outcome for outcome in found if not outcome.get("error")), found[0] if found else None)
 
     def add(self, settings: Mapping[str, Any], outcome: Mapping[str, Any]) -> None:

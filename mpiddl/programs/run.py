@@ -7,14 +7,18 @@ come from rank 0 alone. On one rank the program runs as with ``python program.py
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from mpiddl.errors import UsageError
+from mpiddl.machine.clock import now
+from mpiddl.machine.disk import check_writable
 from mpiddl.programs import sklearn_estimators
 from mpiddl.programs.after_import import AfterImport
 from mpiddl.programs.own_files import OwnFiles
@@ -32,7 +36,8 @@ def same_hashes(env: dict[str, str], ranks: int) -> dict[str, str] | None:
     return None if ranks == 1 or HASH_SEED in env else {**env, HASH_SEED: "0"}
 
 
-def run(program: str, args: Sequence[str], strategy: str = "auto", steps: int = 0, quiet: bool = False) -> None:
+def run(program: str, args: Sequence[str], strategy: str = "auto", steps: int = 0, quiet: bool = False,
+        summary: Path | None = None) -> None:
     """Run ``program`` on all ranks of MPI's world.
 
     Parameters
@@ -47,11 +52,14 @@ def run(program: str, args: Sequence[str], strategy: str = "auto", steps: int = 
         Steps of the whole run, for strategies that plan; 0 if not known.
     quiet : bool
         Print no table at the end.
+    summary : Path, optional
+        JSON file for what the table says, the seconds from the program's first line to its end on all ranks, and the payload
+        bytes that all ranks sent.
 
     Raises
     ------
     UsageError
-        The program is no readable file; the strategy does not fit. On every rank.
+        The program is no readable file; the strategy does not fit; the summary cannot be written. On every rank.
 
     Communication
     -------------
@@ -59,16 +67,24 @@ def run(program: str, args: Sequence[str], strategy: str = "auto", steps: int = 
     """
     if not os.path.isfile(program):
         raise UsageError(f"program: got {program!r}, expected a Python file")
+    if summary is not None:
+        check_writable("summary", summary)
+        summary = summary.absolute()  # the program may change its folder
     of_programs.named(strategy)
     with world(os.environ) as link:
         session = Session(link, of_programs.resolved(strategy, link), steps)
+        began = now()
         try:
             session.execute(program, args)
             session.finish()
         finally:
             session.close()
+        seconds, sent = now() - began, sum(link.allgather(link.sent_bytes()))
         if link.rank == 0 and not quiet:
             show(session.found(), link.size, strategy)
+        if link.rank == 0 and summary is not None:
+            summary.write_text(json.dumps({"ranks": link.size, "strategy": strategy, "seconds": seconds, "bytes": sent,
+                                           "found": session.found()}, indent=1) + "\n", encoding="utf-8")
 
 
 class Session:

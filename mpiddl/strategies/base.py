@@ -17,6 +17,7 @@ note         once, before the first step                        yes    a sentenc
 init         once, before the first step of a new run           yes    the state
 needs_       in each step, before the gradient, or each of its  yes    whether this rank has to compute it
 gradient     `blocks`, is computed
+overlaps     once, before the first step                        yes    whether `start` sends parts of the gradient
 start        in each step, when a part of the gradient is       yes    the state
              final, during the backward pass
 combine_     in each step, after the backward pass of each      yes    the state
@@ -293,6 +294,10 @@ class Strategy:
         With `blocks`, called before each of them: those that are left are not computed.
         """
         return True
+
+    def overlaps(self, comm: Comm, size: int, dtype: np.dtype) -> bool:
+        """Return whether `start` communicates, so that it is worth announcing parts. The same on every rank. Collective."""
+        return False
 
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
         """Called when ``grad[part]`` is final, once for each part and in the same order on every rank. Returns the state."""

@@ -26,6 +26,8 @@ class FlatSum:
 
     Attributes
     ----------
+    overlaps : bool
+        The sum of a part can start before the others are final (`ready`).
     send : numpy.ndarray
         This rank's summand, to be written before each call: (elements,), kind; in shared memory where the strategy uses it.
     """
@@ -36,10 +38,24 @@ class FlatSum:
         self.send = aligned_zeros(elements, kind) if memory is None else memory
         self._replica = Replica(self.send, {})
         self._state: Any = strategy.init(comm, self._replica)
+        self.overlaps = strategy.overlaps(comm, elements, self.send.dtype)
+        self._open = elements
+
+    def ready(self, start: int) -> None:
+        """``send[start:]`` is final: the sum of what is new may begin. ``start`` falls, by the same steps on every rank."""
+        if self.overlaps and start < self._open:
+            part, self._open = slice(start, self._open), start
+            self._state = self._strategy.start(self._comm, self._state, self.send, part, self._step)
+
+    @property
+    def _step(self) -> Step:
+        return Step(self._index, 1, 1, 0.0)
 
     def __call__(self) -> np.ndarray:
         """The sum, in memory that the next call writes over. Collective; the strategy's cost."""
-        combined = self._strategy.combine(self._comm, self._state, self.send, self._replica, Step(self._index, 1, 1, 0.0))
+        self.ready(0)
+        self._open = self.send.size
+        combined = self._strategy.combine(self._comm, self._state, self.send, self._replica, self._step)
         self._state, self._index = combined.state, self._index + 1
         return combined.grad
 

@@ -12,27 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum
 from typing import Any, TypeVar
 
 import torch
 
 from mpiddl.errors import MismatchError
 from mpiddl.strategies.base import Strategy
+from mpiddl.torch.backward_pass import BackwardPass
 from mpiddl.torch.facts import Facts
-from mpiddl.torch.meeting import LAST, Event, Row, behind, meet
+from mpiddl.torch.meeting import LAST, Event, Passing, Row, behind, drawn, meet, parted, weights
 from mpiddl.torch.parameter_set import ParameterSet, broadcast
 from mpiddl.transport.comm import Comm
 
 T = TypeVar("T")
-
-
-class Passing(Enum):
-    """Who computes a forward pass now, and with which samples."""
-
-    SAME = "all ranks, with the same samples"
-    DIFFERENT = "all ranks, with different samples"
-    ALONE = "not all ranks"
 
 
 class Coordinator:
@@ -64,7 +56,9 @@ class Coordinator:
         self.comm, self.strategy, self.facts = comm, strategy, Facts()
         self.sets: list[ParameterSet] = []
         self._steps, self._epoch, self._batch = steps, 0, 0
-        self._samples, self._touched, self._sums, self._queued = 0, 0, False, False
+        self._samples, self._touched, self._sums = 0, 0, False
+        self._pass, self._after, self._passes = BackwardPass(), 0.0, False
+        self._overlapped: ParameterSet | None = None
         self._sharded, self._used = 0, False
         self._summed, self._differs = False, False
         self._aside: list[list[torch.Tensor | None]] | None = None
@@ -95,20 +89,7 @@ class Coordinator:
         self._epoch, self._batch = self._epoch + 1, -1
         _, active = self._arrive(Event.EPOCH)
         self._sharded += 1
-        return self._drawn(active[0], draw)
-
-    def _drawn(self, source: int, draw: Callable[[], T] | None) -> T:
-        mine: Any = None
-        if self.comm.rank == source:
-            assert draw is not None
-            try:
-                mine = (draw(), None)
-            except Exception as error:
-                mine = (None, error)
-        found, failure = self.comm.bcast(mine, source)
-        if failure is not None:
-            raise failure
-        return found
+        return drawn(self.comm, active[0], draw)
 
     def batch(self, samples: int, number: int, ranks: int) -> None:
         """Batch ``number`` of an epoch has come, divided over ``ranks`` ranks, with ``samples`` for this one.
@@ -134,7 +115,8 @@ class Coordinator:
 
     def failed(self) -> None:
         """A backward pass has raised an error."""
-        self._queued = self._summed = False
+        self._end_overlap(failed=True)
+        self._pass.running = self._summed = False
 
     def loss(self, sums: bool) -> None:
         """A backward pass begins, of a loss that is a sum over samples or their mean."""
@@ -143,12 +125,42 @@ class Coordinator:
         for each in self.sets:
             each.scale_incoming(self._ranks if scaled else 1)
 
-    def seen(self, parameters: ParameterSet) -> None:
+    def seen(self, parameters: ParameterSet, tensor: torch.Tensor) -> None:
         """A gradient of a set was accumulated."""
         self._touched |= 1 << self.sets.index(parameters)
-        if not self._queued:
-            self._queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._gradient)
+        if self._pass.begins():
+            self._pass.at_end(self._gradient)
+            self._overlap(parameters)
+        if self._overlapped is not None:
+            parameters.final(tensor)
+
+    def _overlap(self, parameters: ParameterSet) -> None:
+        """Exchange the gradients of the pass that begins while it runs, if they are all of one set and all ranks do so.
+
+        Not where passes may be divided, which sum gradients themselves.
+        """
+        self._end_overlap(failed=True)  # an earlier pass
+        alone = [each for each in self.sets if not each.retired] == [parameters]
+        divided = self._passes and not self._sharded
+        if self.over or divided or not alone or not parameters.overlaps() or parameters.changed():
+            return
+        rows, active = self._arrive(Event.OVERLAP)
+        if len(active) == self.comm.size:
+            self._same_settings(rows, active)
+            before, self._after = weights(rows, active, self.comm.rank)
+            self._total, self._overlapped = sum(row.samples for row in rows) or self.comm.size, parameters
+            parameters.begin(before)
+
+    def _end_overlap(self, failed: bool = False) -> None:
+        """The backward pass is over. Collective if its gradients are exchanged while it runs."""
+        if self._overlapped is None:
+            return
+        parameters, self._overlapped = self._overlapped, None
+        parted = parameters.end(self._after, failed) and not failed
+        parameters.exchanged = True
+        self._exchanged()
+        if parted:
+            raise MismatchError("program: a backward pass raised an error on other ranks, expected the same on all ranks")
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -170,6 +182,7 @@ class Coordinator:
     def pass_begins(self, checksum: int) -> Passing:
         """A forward pass with samples of this ``checksum`` is next. Collective."""
         self.start()
+        self._passes = True
         rows, active = self._arrive(Event.FORWARD, checksum)
         self._batch += 1
         if len(active) < self.comm.size:
@@ -197,7 +210,10 @@ class Coordinator:
 
     def _gradient(self) -> None:
         """A backward pass is over."""
-        self._queued = False
+        self._pass.running = False
+        if self._overlapped is not None:
+            self._end_overlap()
+            return
         if self._summed and not self._differs:
             self._touched = 0
             return
@@ -213,27 +229,23 @@ class Coordinator:
                 self._join_step(self._arrive(Event.STEP)[0])
             return
         rows, active = self._arrive(Event.GRADIENT)
-        self._exchange(rows, active, contributes=True)
+        self._exchange(rows, active)
+        self._exchanged()
+
+    def _exchanged(self) -> None:
         self._touched, self._used = 0, True
         if not self._sharded:
             self._batch += 1
 
-    def _exchange(self, rows: list[Row], active: list[int], contributes: bool) -> None:
-        touched, counts = 0, [rows[rank].samples for rank in active]
+    def _exchange(self, rows: list[Row], active: list[int]) -> None:
+        touched, (before, after) = 0, weights(rows, active, self.comm.rank)
         for rank in active:
             touched |= rows[rank].touched
-        total, equal = sum(counts), len(active) == self.comm.size and len(set(counts)) == 1
-        if any(rows[rank].sums for rank in active) or equal:
-            before = float(bool(self._samples) or not total)
-            after = 1 / (sum(rows[rank].samples > 0 for rank in active) or self.comm.size)
-        else:
-            mine = rows[self.comm.rank].samples / total if total else 1 / len(active)
-            before, after = mine if contributes else 0.0, 1.0
         for number, each in enumerate(self.sets):
             if touched >> number & 1:
                 each.exchange(before, after)
                 each.exchanged = True
-        self._total = total or self.comm.size
+        self._total = sum(rows[rank].samples for rank in active) or self.comm.size
 
     # Meetings
 
@@ -244,6 +256,7 @@ class Coordinator:
 
     def _arrive(self, event: Event, checksum: int | None = None) -> tuple[list[Row], list[int]]:
         """Meet until this rank is among those that act. Returns the rows of all ranks, and who acts."""
+        self._end_overlap(failed=True)  # its pass has raised an error
         while True:
             rows = meet(self.comm, self._row(event, checksum), max(len(self.sets), 1))
             active = behind(rows)
@@ -263,11 +276,11 @@ class Coordinator:
         if event == Event.BACKWARD:
             self._raise_parted(rows, active)
         if event == Event.EPOCH:
-            self._drawn(active[0], None)
+            drawn(self.comm, active[0], None)
         if event == Event.GRADIENT:
             self._set_aside()
             self._same_settings(rows, active)
-            self._exchange(rows, active, contributes=False)
+            self._exchange(rows, active)
         if event == Event.STEP:
             self._set_aside()
             self._same_settings(rows, active)
@@ -285,10 +298,12 @@ class Coordinator:
                     part.after_step(0, total)
 
     def _raise_parted(self, rows: list[Row], active: list[int]) -> None:
-        _raise(rows, f"ranks {active[:8]} compute gradients of a forward pass that all ranks divided, the other ranks do not")
+        raise parted(rows, f"ranks {active[:8]} compute gradients of a forward pass that all ranks divided, the other ranks do "
+                     "not")
 
     def _raise_different(self, rows: list[Row], active: list[int]) -> None:
-        _raise(rows, f"ranks {active[:8]} have other parameters in their optimisers than the other ranks, or another optimiser")
+        raise parted(rows, f"ranks {active[:8]} have other parameters in their optimisers than the other ranks, or another "
+                     "optimiser")
 
     def _set_aside(self) -> None:
         """Keep gradients of this rank that the active ranks' exchange would overwrite."""
@@ -387,9 +402,3 @@ class Coordinator:
         self.over = True
         if self.strategy.sums_gradients and len(set(self.comm.allgather(tuple(each.checksum() for each in self.sets)))) > 1:
             self.facts.note("at the end the parameters differ between ranks: results are those of rank 0")
-
-
-def _raise(rows: list[Row], found: str) -> None:
-    events = {rank: Event(row.event).name.lower().replace("_", " ") for rank, row in enumerate(rows)}
-    raise MismatchError(f"program: {found} (events: {events}); expected the same on all ranks. Does the program depend on "
-                        "random numbers that no seed sets, or on the time?")

@@ -42,9 +42,10 @@ from mpiddl.torch.batch_dimension import (
     unflattened,
     with_tensors,
 )
-from mpiddl.torch.coordinator import Coordinator, Passing
+from mpiddl.torch.coordinator import Coordinator
 from mpiddl.torch.divided_tensors import counted_once, gathered, own_part, reduced, shared, summed
 from mpiddl.torch.flat_tensors import by_dtype
+from mpiddl.torch.meeting import Passing
 from mpiddl.torch.parameter_set import broadcast
 from mpiddl.torch.summed_gradients import SummedGradients
 from mpiddl.transport.base import IN_PLACE

@@ -7,7 +7,8 @@ they accumulate (``Tensor.register_post_accumulate_grad_hook``), and modules as 
 - ``torch.optim.Optimizer.__init__``, to know the parameters before their first gradient;
 - ``torch.utils.data.DataLoader.__iter__``, to divide batches;
 - ``torch.autograd.backward``, to know whether a loss is a mean or a sum;
-- ``torch.nn.Module.__call__``, to divide forward passes of programs without a loader.
+- ``torch.nn.Module.__call__``, to divide forward passes of programs without a loader;
+- ``torch.distributed.init_process_group``, to refuse programs that distribute themselves.
 
 `remove` undoes all of it. The program's random state, defaults and weights are left alone.
 """
@@ -24,6 +25,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
+from mpiddl.errors import UsageError
 from mpiddl.torch.batch_dimension import least_samples
 from mpiddl.torch.coordinator import Coordinator
 from mpiddl.torch.divided_forward import DividedForward
@@ -44,6 +46,8 @@ class Interception:
         self._replace(torch.autograd, "backward", self._backward)
         self._forward = DividedForward(coordinator)
         self._replace(torch.nn.Module, "__call__", self._module_call)
+        if torch.distributed.is_available():
+            self._replace(torch.distributed, "init_process_group", self._init_process_group)
         for hook in (register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step),
                      register_module_parameter_registration_hook(lambda module, name, param: self._modules.add(module))):
             self._undo.append(hook.remove)
@@ -103,6 +107,15 @@ class Interception:
                 raise
 
         return backward
+
+    def _init_process_group(self, before: Any) -> Any:
+        def init(*args: Any, **options: Any) -> Any:
+            if options.get("world_size") != 1:
+                raise UsageError("program: got a call of torch.distributed.init_process_group under `mpiddl run`, expected a "
+                                 "program for one process. Start this one without `mpiddl run`, with the backend \"mpiddl\"")
+            return before(*args, **options)
+
+        return init
 
     def _module_call(self, before: Any) -> Any:
         divided = self._forward

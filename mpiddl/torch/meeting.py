@@ -9,13 +9,17 @@ Cost: one all-reduce of 8 (7 + 2 sets) bytes for each rank.
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import NamedTuple
+from collections.abc import Callable
+from enum import Enum, IntEnum
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from mpiddl.errors import MismatchError
 from mpiddl.transport.base import IN_PLACE
 from mpiddl.transport.comm import Comm
+
+T = TypeVar("T")
 
 LAST = 1 << 52
 """Later than every batch and every epoch; float64 holds it exactly."""
@@ -27,11 +31,20 @@ class Event(IntEnum):
     START = 0
     EPOCH = 1
     FORWARD = 2
-    GRADIENT = 3
-    BACKWARD = 4
-    STEP = 5
-    EPOCH_END = 6
-    END = 7
+    OVERLAP = 3
+    GRADIENT = 4
+    BACKWARD = 5
+    STEP = 6
+    EPOCH_END = 7
+    END = 8
+
+
+class Passing(Enum):
+    """Who computes a forward pass now, and with which samples."""
+
+    SAME = "all ranks, with the same samples"
+    DIFFERENT = "all ranks, with different samples"
+    ALONE = "not all ranks"
 
 
 class Row(NamedTuple):
@@ -84,6 +97,24 @@ def meet(comm: Comm, row: Row, sets: int) -> list[Row]:
     return found
 
 
+def weights(rows: list[Row], active: list[int], rank: int) -> tuple[float, float]:
+    """What makes the sum of the active ranks' gradients that of one rank: a factor of this rank's gradient before the sum, and
+    one of the sum.
+
+    Examples
+    --------
+    >>> rows = [Row(Event.GRADIENT, 1, 7, samples) for samples in (3, 1)]
+    >>> weights(rows, [0, 1], 0), weights(rows, [0], 1)
+    ((0.75, 1.0), (0.0, 1.0))
+    """
+    counts = [rows[each].samples for each in active]
+    total, equal = sum(counts), len(active) == len(rows) and len(set(counts)) == 1
+    if any(rows[each].sums for each in active) or equal:
+        return float(bool(rows[rank].samples) or not total), 1 / (sum(count > 0 for count in counts) or len(rows))
+    mine = rows[rank].samples / total if total else 1 / len(active)
+    return mine if rank in active else 0.0, 1.0
+
+
 def behind(rows: list[Row]) -> list[int]:
     """The ranks that act next: those furthest behind.
 
@@ -95,3 +126,25 @@ def behind(rows: list[Row]) -> list[int]:
     """
     lowest = min(row.place for row in rows)
     return [rank for rank, row in enumerate(rows) if row.place == lowest]
+
+
+def drawn(comm: Comm, source: int, draw: Callable[[], T] | None) -> T:
+    """What ``draw`` returns on rank ``source``, or the error that it raises there. Collective; others need no ``draw``."""
+    mine: Any = None
+    if comm.rank == source:
+        assert draw is not None
+        try:
+            mine = (draw(), None)
+        except Exception as error:
+            mine = (None, error)
+    found, failure = comm.bcast(mine, source)
+    if failure is not None:
+        raise failure
+    return found
+
+
+def parted(rows: list[Row], found: str) -> MismatchError:
+    """The error for ranks that cannot meet, with what each of them is about to do."""
+    events = {rank: Event(row.event).name.lower().replace("_", " ") for rank, row in enumerate(rows)}
+    return MismatchError(f"program: {found} (events: {events}); expected the same on all ranks. Does the program depend on "
+                         "random numbers that no seed sets, or on the time?")

@@ -14,6 +14,9 @@ from mpiddl.torch.local_update import LocalUpdate
 from mpiddl.torch.summed_gradients import SummedGradients
 from mpiddl.transport.comm import Comm
 
+Seen = Callable[["ParameterSet", torch.Tensor], None]
+"""What is told of a gradient that was accumulated: the set, and the tensor."""
+
 
 class ParameterSet:
     """Parameters that are updated together.
@@ -35,6 +38,7 @@ class ParameterSet:
         self.local: list[LocalUpdate] = []
         self.tensors: list[torch.Tensor] = []
         self._hooks: list[Any] = []
+        self._numbers: dict[int, tuple[SummedGradients, int]] = {}
         self.steps = 0
         self.started = self.replaying = False
         self._scaled, self._factor = False, 1.0
@@ -69,12 +73,12 @@ class ParameterSet:
             found = crc32((torch.view_as_real(whole) if whole.is_complex() else whole).view(torch.uint8).numpy().data, found)
         return found
 
-    def watch(self, seen: Callable[[ParameterSet], None]) -> None:
+    def watch(self, seen: Seen) -> None:
         """Call ``seen`` whenever a gradient of the set has been accumulated."""
         for hook in self._hooks:
             hook.remove()
         self.tensors = self.wanted()
-        self._hooks = [tensor.register_post_accumulate_grad_hook(lambda _: seen(self)) for tensor in self.tensors]
+        self._hooks = [tensor.register_post_accumulate_grad_hook(lambda each: seen(self, each)) for tensor in self.tensors]
 
     def scale_incoming(self, factor: float) -> None:
         """Multiply every gradient by ``factor`` before it is accumulated, from now on."""
@@ -84,7 +88,7 @@ class ParameterSet:
             self._scaled = True
 
     @torch.no_grad()
-    def start(self, comm: Comm, strategy: Strategy, seen: Callable[[ParameterSet], None], steps: int = 0) -> None:
+    def start(self, comm: Comm, strategy: Strategy, seen: Seen, steps: int = 0) -> None:
         """Build what the strategy needs. Collective; all ranks have the same parameters."""
         self.free()
         self.watch(seen)
@@ -110,6 +114,26 @@ class ParameterSet:
         """Sum the gradients over all ranks (`SummedGradients.exchange`). Collective."""
         for each in () if self.retired else self.summed:
             each.exchange(before, after)
+
+    def overlaps(self) -> bool:
+        """Whether gradients can be sent during the backward pass: the strategy does it, and the program does not look on."""
+        return not self.retired and any(each.overlaps for each in self.summed) and all(
+            len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()) <= 1 for tensor in self.tensors)
+
+    def begin(self, before: float) -> None:
+        """The exchange of a backward pass begins (`SummedGradients.begin`)."""
+        for each in self.summed:
+            each.begin(before)
+        self._numbers = {id(tensor): (each, number) for each in self.summed for number, tensor in enumerate(each.tensors)}
+
+    def final(self, tensor: torch.Tensor) -> None:
+        """A tensor of the set has its gradient (`SummedGradients.final`)."""
+        each, number = self._numbers[id(tensor)]
+        each.final(number)
+
+    def end(self, after: float, failed: bool) -> bool:
+        """The backward pass is over. Returns whether it failed on a rank. Collective (`SummedGradients.end`)."""
+        return sum(each.end(after, failed) for each in self.summed) > 0
 
     def set_aside(self) -> list[torch.Tensor | None]:
         """Copies of this rank's gradients."""

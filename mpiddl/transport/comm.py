@@ -91,6 +91,10 @@ class Comm:
         self._transports.append(self.transport.group(range(self.size)))
         return self._transports[-1]
 
+    def sent_bytes(self) -> int:
+        """Payload bytes that this rank sent, over this communicator and those that were made from it and are not freed."""
+        return self.meter.bytes + sum(each.sent_bytes() for each in self._owned if isinstance(each, Comm))
+
     def now(self) -> float:
         """This rank's clock, in seconds."""
         return self.transport.now()

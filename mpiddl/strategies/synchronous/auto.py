@@ -60,6 +60,9 @@ class Auto(Strategy):
         trouble = self._way(comm, size, dtype).trouble
         return trouble and f"auto: {trouble}: communication goes on only between the parts of the backward pass"
 
+    def overlaps(self, comm: Comm, size: int, dtype: np.dtype) -> bool:
+        return isinstance(self._way(comm, size, dtype).sum, Buckets)
+
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
         way = self._way(comm, grad.size, grad.dtype)
         if not isinstance(way.sum, Buckets):

@@ -54,6 +54,9 @@ class Ring(GradientSum):
             return None
         return RemoteRing(neighbours(comm).ring, size, dtype, kind=VERBS)
 
+    def overlaps(self, comm: Comm, size: int, dtype: np.dtype) -> bool:
+        return bool(self.overlap)
+
     def start(self, comm: Comm, state: Any, grad: np.ndarray, part: slice, step: Step) -> Any:
         if not self.overlap or comm.size == 1:
             return state

@@ -96,7 +96,8 @@ class Channel:
     def __init__(self, medium: Medium, key: np.ndarray, rank: int, size: int):
         if size > kernels.datagrams.LAST_SENDER + 1:
             raise TransportError(f"multicast: got {size} hosts, expected at most {kernels.datagrams.LAST_SENDER + 1}")
-        self.medium, self.rank, self.size, self._key = medium, rank, size, key
+        self.medium, self.rank, self.size = medium, rank, size
+        self._key = key.copy()  # kernels compile once more for an array that cannot be written
         self.payload = medium.datagram_bytes // 8 - kernels.datagrams.OVERHEAD
         self.window = max(min(WINDOW_BYTES, medium.buffer_bytes // 2) // medium.datagram_bytes, 4)
         self.burst_datagrams, self.prompt = min(BURST_DATAGRAMS, BURST_BYTES // medium.datagram_bytes), medium.prompt
