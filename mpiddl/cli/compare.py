@@ -16,7 +16,7 @@ from mpiddl.errors import UsageError
 from mpiddl.machine.launch import promise
 
 if TYPE_CHECKING:
-    from mpiddl.compare.backends import Place
+    from mpiddl.compare.backends import Here, OnTestbed, Place
 
 EPILOG = """
 \b
@@ -133,9 +133,11 @@ def compare(words: tuple[str, ...], program: Path | None, simulate: tuple[int, .
     if out == "":
         raise UsageError("out: got an empty name, expected a folder (is a shell variable unset?)")
     if program is not None:
-        if simulate is not None or part != (1, 1):
-            raise UsageError("program: got --simulate or --part, expected real ranks and the whole comparison")
-        compare_program(program, words, _place(None, testbed, jobs, options), out, show, quiet, **of_program)
+        if simulate is not None or part != (1, 1) or jobs:
+            raise UsageError("program: got --simulate, --part or --jobs, expected real ranks and the whole comparison")
+        if testbed and launch:
+            raise UsageError("got --testbed and --launch, expected only one of these options")
+        compare_program(program, words, _real_place(testbed, options), out, show, quiet, **of_program)
         return
     if given := [name.replace("strategies", "strategy") for name, value in of_program.items() if value]:
         raise UsageError(f"{given[0]}: got this option without --program; for a job file it stands under [compare]")
@@ -185,7 +187,7 @@ def compare(words: tuple[str, ...], program: Path | None, simulate: tuple[int, .
 
 
 def _place(simulate: tuple[int, ...] | None, testbed: str | None, jobs: int, options: dict[str, Any]) -> Place:
-    from mpiddl.compare.backends import Here, OnTestbed, Simulated
+    from mpiddl.compare.backends import Simulated
 
     asked = {"--simulate": simulate is not None, "--testbed": testbed, "--launch": options["launch"]}
     given = [name for name, came in asked.items() if came]
@@ -196,6 +198,12 @@ def _place(simulate: tuple[int, ...] | None, testbed: str | None, jobs: int, opt
         raise UsageError(f"jobs: got {jobs}, expected {wanted}")
     if simulate is not None:
         return Simulated(jobs, os.environ)
+    return _real_place(testbed, options)
+
+
+def _real_place(testbed: str | None, options: dict[str, Any]) -> Here | OnTestbed:
+    from mpiddl.compare.backends import Here, OnTestbed
+
     if testbed is not None:
         return OnTestbed(testbed, options["mpi"], os.environ)
     return Here(options["launch"], options["mpi"], os.environ)

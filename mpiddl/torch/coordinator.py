@@ -139,7 +139,7 @@ class Coordinator:
 
         Not where passes may be divided, which sum gradients themselves.
         """
-        self._end_overlap(failed=True)  # an earlier pass
+        self._end_overlap(failed=True, dropped=True)  # an earlier pass
         alone = [each for each in self.sets if not each.retired] == [parameters]
         divided = self._passes and not self._sharded
         if self.over or divided or not alone or not parameters.overlaps() or parameters.changed():
@@ -151,12 +151,12 @@ class Coordinator:
             self._total, self._overlapped = sum(row.samples for row in rows) or self.comm.size, parameters
             parameters.begin(before)
 
-    def _end_overlap(self, failed: bool = False) -> None:
+    def _end_overlap(self, failed: bool = False, dropped: bool = False) -> None:
         """The backward pass is over. Collective if its gradients are exchanged while it runs."""
         if self._overlapped is None:
             return
         parameters, self._overlapped = self._overlapped, None
-        parted = parameters.end(self._after, failed) and not failed
+        parted = parameters.end(self._after, failed, dropped) and not failed
         parameters.exchanged = True
         self._exchanged()
         if parted:
@@ -256,7 +256,7 @@ class Coordinator:
 
     def _arrive(self, event: Event, checksum: int | None = None) -> tuple[list[Row], list[int]]:
         """Meet until this rank is among those that act. Returns the rows of all ranks, and who acts."""
-        self._end_overlap(failed=True)  # its pass has raised an error
+        self._end_overlap(failed=True, dropped=True)  # its pass has raised an error
         while True:
             rows = meet(self.comm, self._row(event, checksum), max(len(self.sets), 1))
             active = behind(rows)

@@ -102,7 +102,7 @@ class Interception:
             self.coordinator.loss(is_sum(tensors))
             try:
                 return before(tensors, *args, **options)
-            except BaseException:
+            except Exception:
                 self.coordinator.failed()
                 raise
 

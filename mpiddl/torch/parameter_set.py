@@ -131,9 +131,9 @@ class ParameterSet:
         each, number = self._numbers[id(tensor)]
         each.final(number)
 
-    def end(self, after: float, failed: bool) -> bool:
+    def end(self, after: float, failed: bool, dropped: bool) -> bool:
         """The backward pass is over. Returns whether it failed on a rank. Collective (`SummedGradients.end`)."""
-        return sum(each.end(after, failed) for each in self.summed) > 0
+        return sum(each.end(after, failed, dropped) for each in self.summed) > 0
 
     def set_aside(self) -> list[torch.Tensor | None]:
         """Copies of this rank's gradients."""

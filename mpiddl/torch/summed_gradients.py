@@ -155,11 +155,15 @@ class SummedGradients:
             self._sum.ready(self._starts[self._open])
 
     @torch.no_grad()
-    def end(self, after: float, failed: bool = False) -> bool:
-        """The backward pass is over: give the tensors the means. Returns whether the pass failed on a rank. Collective."""
+    def end(self, after: float, failed: bool = False, dropped: bool = False) -> bool:
+        """The backward pass is over: give the tensors the means. Returns whether the pass failed on a rank. Collective.
+
+        ``dropped``: leave the gradients as they are; the program has gone on since the pass has failed.
+        """
+        there = [tensor.grad for tensor in self.tensors]
         for number in range(len(self.tensors)):
             self.final(number)
-        late = [tensor.grad for tensor in self.tensors]
+        late = [None if dropped else tensor.grad for tensor in self.tensors]
         self._flags[len(self.tensors) :][:EXTRA] = failed, any(grad is not None for grad in late)
         means = self._summed(after)
         failures, ranks_late = self._extra
@@ -169,7 +173,11 @@ class SummedGradients:
             for number, (early, mean) in enumerate(zip(first, means, strict=True)):
                 if early is not None:
                     means[number] = self.means[number].copy_(early if mean is None else early + mean)
-        self._give(means)
+        if not dropped:
+            self._give(means)
+            return failures > 0
+        for tensor, grad in zip(self.tensors, there, strict=True):
+            tensor.grad = grad
         return failures > 0
 
     def Free(self) -> None:
