@@ -3,7 +3,7 @@
     python examples/torch_digits.py --epochs 20
     mpiexec -n 2 mpiddl run examples/torch_digits.py --epochs 20
 
-Expect an accuracy of about 97 %, and the same to rounding on any number of ranks.
+Expect an accuracy of about 93 %, and the same to rounding on any number of ranks.
 """
 
 import argparse

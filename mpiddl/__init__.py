@@ -16,6 +16,7 @@ from mpiddl.version import __version__
 
 if TYPE_CHECKING:
     from mpiddl.communicator import Communicator
+    from mpiddl.data_parallel import DataParallel
     from mpiddl.models import MLP, Model, Score, Softmax, gradcheck
     from mpiddl.training.job import Job
     from mpiddl.training.prediction import Trained, load
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Communicator": "communicator",
+    "DataParallel": "data_parallel",
     "Job": "training.job",
     "MLP": "models",
     "Model": "models",
@@ -38,6 +40,7 @@ _HOME = {
 __all__ = [
     "MLP",
     "Communicator",
+    "DataParallel",
     "Job",
     "Model",
     "Result",

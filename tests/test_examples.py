@@ -22,6 +22,8 @@ CASES = {  # what the output must hold
     "fashion_mnist.py": "of 1000:",
     "sum_in_place.py": "equal True",
     "eof_analysis.py": "seesaw: EOF 1, pattern correlation 0.99",
+    "numpy_loop.py": "accuracy: 0.899",
+    "torch_digits.py": "accuracy: 9",
     "eigen_images.py": "1437 images, 74% of their variance in 10 components",
 }
 SHORT = {"own_strategy.py", "own_optimiser.py", "own_solver.py", "sum_in_place.py"}
@@ -43,9 +45,13 @@ def test_example(command, mpirun, name, tmp_path):
         if not data_folder():
             pytest.skip("Fashion-MNIST is neither in MPIDDL_DATA nor in ../shared/data")
         env, args = {"MPIDDL_DATA": data_folder()}, ["1"]
+    if name == "torch_digits.py":
+        pytest.importorskip("torch")
+        args = ["--epochs", "5"]
     alone = name in ("virtual_ranks.py", "late_and_seldom.py")  # they bring their ranks with them
     where = {"env": env, "cwd": tmp_path}
-    whole = sys.executable, EXAMPLES / name, *args
+    runner = ["-m", "mpiddl", "run"] if name == "torch_digits.py" else []
+    whole = sys.executable, *runner, EXAMPLES / name, *args
     done = command(*whole, **where) if alone else mpirun(2, *whole, **where)
     assert done.returncode == 0, done.stderr
     assert CASES[name] in done.stdout

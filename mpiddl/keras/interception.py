@@ -27,8 +27,8 @@ from weakref import WeakSet
 import numpy as np
 
 from mpiddl.keras.backends import BACKENDS
-from mpiddl.keras.summed_arrays import SummedArrays
 from mpiddl.strategies.base import Strategy
+from mpiddl.strategies.summed_arrays import SummedArrays
 from mpiddl.transport.base import IN_PLACE
 from mpiddl.transport.comm import Comm
 

@@ -19,6 +19,7 @@ bench                            | measurements
 study                            | repeated runs: journal, processes, interleaving, intervals, output
 training.run training.inference  | one call each: train; evaluate and predict
 programs                         | unchanged programs on many ranks
+data_parallel                    | gradients of a training loop in numpy
 neural_network                   | scikit-learn's multilayer perceptrons on all ranks
 decomposition                    | PCA and SVD: estimators, the outer loop, the command for files
 decomposition.solvers            | one solver a file

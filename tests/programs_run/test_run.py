@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 
@@ -63,8 +64,8 @@ def test_many_ranks_make_the_steps_of_one(tmp_path, command, mpirun, case):
     program = tmp_path / "program.py"
     program.write_text(TRAIN.format(**USUAL | case))
     alone = command(sys.executable, program).stdout
-    for ranks in (2, 4):
-        found = mpirun(ranks, "mpiddl", "run", program)
+    for ranks, strategy in ((2, "auto"), (4, "auto:bucket_bytes=200")):
+        found = mpirun(ranks, "mpiddl", "run", "--strategy", strategy, program)
         assert found.returncode == 0, found.stderr
         assert numbers(found.stdout, "weights") == pytest.approx(numbers(alone, "weights"), rel=1e-6)
         assert numbers(found.stdout, "rows") == numbers(alone, "rows")
@@ -175,3 +176,20 @@ for a, b in torch.utils.data.DataLoader(data, batch_size=20):
     assert found.returncode != 0
     assert found.stderr.count("mpiddl: error:") == 1
     assert "have other parameters" in found.stderr
+
+
+def test_a_program_that_distributes_itself_is_refused(mpirun, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    done = mpirun(2, "mpiddl", "run", program)
+    assert done.returncode != 0 and "init_process_group under `mpiddl run`" in done.stderr
+
+
+def test_the_summary_holds_seconds_and_bytes(mpirun, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(TRAIN.format(**USUAL))
+    done = mpirun(2, "mpiddl", "run", "--quiet", "--summary", tmp_path / "summary.json", program)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["ranks"] == 2 and summary["bytes"] > 0 and summary["seconds"] > 0
+    assert any("divided over 2 ranks" in said for _, said in summary["found"])
