@@ -159,6 +159,26 @@ def aligned_zeros(size: int, dtype: DTypeLike) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype)
 
 
+class _Writable:
+    """The memory of an array, said to be writable."""
+
+    def __init__(self, array: np.ndarray):
+        self.array, self.__array_interface__ = array, {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def for_kernels(array: np.ndarray) -> np.ndarray:
+    """The same memory, for a kernel that only reads it: for a read-only array, numba would compile the kernel once more.
+
+    Examples
+    --------
+    >>> array = np.zeros(3)
+    >>> array.flags.writeable = False
+    >>> for_kernels(array).flags.writeable, np.shares_memory(for_kernels(array), array)
+    (True, True)
+    """
+    return array if array.flags.writeable else np.asarray(_Writable(array))
+
+
 @cache
 def keep_freed() -> None:
     """Have memory that is freed kept by this process for what it needs next, up to 64 MiB of it.

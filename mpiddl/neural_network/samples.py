@@ -14,6 +14,7 @@ from sklearn.utils.validation import _check_sample_weight, check_array, check_co
 from mpiddl.decomposition.rows_of_all import ALL, check_same
 from mpiddl.errors import DataError, MismatchError, UsageError
 from mpiddl.layout import block_bounds
+from mpiddl.memory import for_kernels
 from mpiddl.transport.agree import agreed_errors, check_equal
 from mpiddl.transport.comm import Comm
 
@@ -139,7 +140,7 @@ def _own_rows(X: Any, y: Any, sample_weight: Any) -> tuple[Any, np.ndarray, np.n
 
 def _plain(x: Any) -> Any:
     """CSR, or C-contiguous: as the kernels take it."""
-    return x.tocsr() if issparse(x) else np.ascontiguousarray(x)
+    return x.tocsr() if issparse(x) else for_kernels(np.ascontiguousarray(x))
 
 
 def _two_dimensional(y: Any) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from harness.tiers import more
 
 from mpiddl.coding.loads import mds
 from mpiddl.coding.mds_code import MdsCode
@@ -13,7 +14,8 @@ from mpiddl.collectives.allreduce_mds_ring import MdsRing
 from mpiddl.errors import CommError, ShapeError
 from mpiddl.transport import virtual
 
-CASES = [(n, r, m) for n in range(2, 6) for r in range(1, n + 1) for m in range(1, r + 1)]
+CASES = [more(n, r, m) if n == 5 and (r, m) != (3, 2) else (n, r, m)
+         for n in range(2, 6) for r in range(1, n + 1) for m in range(1, r + 1)]
 SIZES = [0, 1, 7, 1000, 30_001]
 WIRE = virtual.Wire(1e-4, 1e6)
 
