@@ -10,7 +10,7 @@ from mpiddl import kernels
 from mpiddl.data.arrays import refuse_masked
 from mpiddl.decomposition.rows.base import Sums, padded, together
 from mpiddl.layout import block_bounds
-from mpiddl.memory import aligned_zeros
+from mpiddl.memory import aligned_zeros, for_kernels
 
 LEAST_OF_A_THREAD = 500_000
 """Elements: fewer are done sooner than a thread is started."""
@@ -42,9 +42,9 @@ class DenseRows:
     def __init__(self, x: np.ndarray, weights: np.ndarray | None = None, threads: int = 1,
                  compiled: bool = True):
         refuse_masked(x, "x")
-        self.x, self.dtype = np.asarray(x), x.dtype
+        self.x, self.dtype = for_kernels(np.asarray(x)), x.dtype
         self.n, self.d = x.shape
-        self.weights = np.empty(0, x.dtype) if weights is None else weights.astype(x.dtype, copy=False)
+        self.weights = np.empty(0, x.dtype) if weights is None else for_kernels(weights.astype(x.dtype, copy=False))
         self.total = float(self.n if weights is None else weights.sum(dtype=np.float64))
         self.threads, self.compiled = threads, compiled
         self._kept: dict[tuple[int, int], np.ndarray] = {}
