@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from mpiddl.decomposition import PCA, TruncatedSVD
 from mpiddl.errors import MismatchError
+from mpiddl.kernels.rows.normal_product import normal_product
 from mpiddl.transport import virtual
 
 pytestmark = pytest.mark.no_mpi
@@ -215,6 +216,17 @@ def test_a_stream_that_keeps_all_directions_loses_nothing(comm):
     for batch in np.array_split(np.arange(200), 7):
         stream.partial_fit(x[batch][comm.rank :: comm.size])
     check(stream, x, 3, "float64")
+
+
+@pytest.mark.no_mpi
+def test_read_only_rows_compile_no_kernel_once_more():
+    x = np.random.default_rng(1).standard_normal((3000, 200)).astype("float32")
+    first = PCA(3, solver="krylov", random_state=0).fit(x)
+    before = len(normal_product.signatures)
+    x.flags.writeable = False
+    again = PCA(3, solver="krylov", random_state=0).fit(x)
+    assert before and len(normal_product.signatures) == before
+    assert np.array_equal(first.components_, again.components_)
 
 
 @pytest.mark.mpi
