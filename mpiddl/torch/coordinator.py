@@ -20,7 +20,7 @@ from mpiddl.errors import MismatchError
 from mpiddl.strategies.base import Strategy
 from mpiddl.torch.backward_pass import BackwardPass
 from mpiddl.torch.facts import Facts
-from mpiddl.torch.meeting import LAST, Event, Passing, Row, behind, drawn, meet, parted, weights
+from mpiddl.torch.meeting import LAST, Event, Passing, Row, behind, different, drawn, meet, parted, weights
 from mpiddl.torch.parameter_set import ParameterSet, broadcast
 from mpiddl.transport.comm import Comm
 
@@ -205,7 +205,7 @@ class Coordinator:
         """
         rows, active = self._arrive(Event.BACKWARD)
         if len(active) < self.comm.size:
-            self._raise_parted(rows, active)
+            raise parted(rows, active)
         self._summed = True
 
     def _gradient(self) -> None:
@@ -272,9 +272,9 @@ class Coordinator:
         """Do what the active ranks do, without samples."""
         event = Event(rows[active[0]].event)
         if event == Event.START:
-            self._raise_different(rows, active)
+            raise different(rows, active)
         if event == Event.BACKWARD:
-            self._raise_parted(rows, active)
+            raise parted(rows, active)
         if event == Event.EPOCH:
             drawn(self.comm, active[0], None)
         if event == Event.GRADIENT:
@@ -296,14 +296,6 @@ class Coordinator:
                 each.replay()
                 for part in each.local:
                     part.after_step(0, total)
-
-    def _raise_parted(self, rows: list[Row], active: list[int]) -> None:
-        raise parted(rows, f"ranks {active[:8]} compute gradients of a forward pass that all ranks divided, the other ranks do "
-                     "not")
-
-    def _raise_different(self, rows: list[Row], active: list[int]) -> None:
-        raise parted(rows, f"ranks {active[:8]} have other parameters in their optimisers than the other ranks, or another "
-                     "optimiser")
 
     def _set_aside(self) -> None:
         """Keep gradients of this rank that the active ranks' exchange would overwrite."""
@@ -340,7 +332,7 @@ class Coordinator:
             return
         theirs = self.comm.bcast([each.plain_settings() for each in self.sets], active[0])
         if [len(each) for each in theirs] != [len(each.plain_settings()) for each in self.sets]:
-            self._raise_different(rows, active)
+            raise different(rows, active)
         for each, groups in zip(self.sets, theirs, strict=True):
             each.take_settings(groups)
         self.facts.note("the learning rates or other settings of an optimiser differed between ranks: those of rank "
@@ -354,7 +346,7 @@ class Coordinator:
         rows, active = self._arrive(Event.START)
         shapes = self.comm.allgather([[(str(t.dtype), tuple(t.shape)) for t in each.wanted()] for each in waiting])
         if len(active) < self.comm.size or any(theirs != shapes[0] for theirs in shapes):
-            self._raise_different(rows, active if len(active) < self.comm.size else [
+            raise different(rows, active if len(active) < self.comm.size else [
                 rank for rank, theirs in enumerate(shapes) if theirs != shapes[0]])
         for each in waiting:
             broadcast(self.comm, each.wanted())

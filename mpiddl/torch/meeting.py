@@ -143,8 +143,18 @@ def drawn(comm: Comm, source: int, draw: Callable[[], T] | None) -> T:
     return found
 
 
-def parted(rows: list[Row], found: str) -> MismatchError:
-    """The error for ranks that cannot meet, with what each of them is about to do."""
+def parted(rows: list[Row], ranks: list[int]) -> MismatchError:
+    """The error if only ``ranks`` differentiate a forward pass that all ranks divided."""
+    return _apart(rows, f"ranks {ranks[:8]} compute gradients of a forward pass that all ranks divided, the other ranks do not")
+
+
+def different(rows: list[Row], ranks: list[int]) -> MismatchError:
+    """The error if ``ranks`` have other parameters."""
+    return _apart(rows, f"ranks {ranks[:8]} have other parameters in their optimisers than the other ranks, or another "
+                        "optimiser")
+
+
+def _apart(rows: list[Row], found: str) -> MismatchError:
     events = {rank: Event(row.event).name.lower().replace("_", " ") for rank, row in enumerate(rows)}
     return MismatchError(f"program: {found} (events: {events}); expected the same on all ranks. Does the program depend on "
                          "random numbers that no seed sets, or on the time?")
