@@ -11,7 +11,8 @@ A rank's loss is a mean over its own rows. Its gradient, times its share of the 
 penalties, which every rank has. After a step, the variables that are not trained, such as the averages of batch normalisation,
 become the mean over ranks. A rank without rows computes the first row of the batch, and counts nothing of it.
 
-Cost of a step: the strategy's, for the gradients, and one all-reduce of the metrics' and the untrained variables.
+Cost of a step: the strategy's, for the gradients, one all-reduce of the metrics' and the untrained variables, and one of 4
+bytes before each of these.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from mpiddl.errors import MismatchError
 from mpiddl.keras.backends import BACKENDS
 from mpiddl.strategies.base import Strategy
 from mpiddl.strategies.summed_arrays import SummedArrays
@@ -88,12 +90,34 @@ class Interception:
             return [("Keras", f"only replicated, not distributed: {self.why}")]
         return [(name, f"{count} steps of fit: each batch was divided over {size} ranks") for name, count in self.steps.items()]
 
+    @property
+    def used(self) -> bool:
+        """Whether the program has trained or evaluated a model of Keras."""
+        return bool(self._shared)
+
     def finish(self) -> None:
-        """The program is over. Collective."""
+        """The program is over. Collective.
+
+        Raises
+        ------
+        MismatchError
+            Other ranks are in `fit` or `evaluate`. On all ranks.
+        """
+        if not self.why:
+            self._meet(here=False)
         self.over = True
         for each in self._sums.values():
             each.Free()
         self._comm.Free()
+
+    def _meet(self, here: bool = True) -> None:
+        """Find out, before ranks exchange, whether the program is over on some of them. Collective."""
+        there = np.array([here], np.int32)
+        self._comm.Allreduce(IN_PLACE, there)
+        if there[0] not in (0, self._comm.size):
+            over = f"{self._comm.size - there[0]} of {self._comm.size} ranks"
+            raise MismatchError(f"program: it is over on {over}, and the others train or evaluate a Keras model; expected that "
+                                "all ranks leave together. Does it depend on the numbers of a rank, or on the time?")
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         before = getattr(owner, name)
@@ -114,6 +138,7 @@ class Interception:
 
     def _share(self, model: Any) -> None:
         """Divide the batches of this model from now on, which starts with the values of rank 0. Collective."""
+        self._meet()
         self._shared.add(model)
         for variable in model.variables if model.built else ():
             variable.assign(self._comm.bcast(np.asarray(self._keras.ops.convert_to_numpy(variable))))
@@ -181,6 +206,7 @@ class Interception:
             self._sums[key] = SummedArrays(self._comm.Dup(), self._strategy)
 
         def total(arrays: Any) -> Any:
+            self._meet()
             if step.count is not None:
                 step.count()
             return [arrays[0], *self._sums[key](arrays[1:], float(arrays[0]))]
@@ -227,6 +253,7 @@ class Interception:
                 variable.assign(self._keras.ops.cast(total, variable.dtype))
 
     def _plain_sum(self, arrays: Any) -> list[np.ndarray]:
+        self._meet()
         flat = np.concatenate([np.asarray(each, np.float64).ravel() for each in arrays])
         self._comm.Allreduce(IN_PLACE, flat)
         ends = np.cumsum([np.size(each) for each in arrays])

@@ -169,10 +169,12 @@ class Session:
 
     def finish(self) -> None:
         """The program is over on this rank; wait for the others. Collective."""
-        if self._interception is not None:
-            self._interception.coordinator.finish()
-        if self._of_keras is not None:
-            self._of_keras.finish()
+        first, last = self._interception and self._interception.coordinator, self._of_keras
+        if last is not None and (last.used or first is None or not first.sets):  # where others may be at work
+            first, last = last, first
+        for each in (first, last):
+            if each is not None:
+                each.finish()
 
     def found(self) -> list[tuple[str, str]]:
         """Lines of the final table."""

@@ -81,3 +81,24 @@ def test_a_strategy_that_exchanges_models_only_replicates(tmp_path, mpirun):
     found = mpirun(2, "mpiddl", "run", "--strategy", "gossip", program, env={"KERAS_BACKEND": "torch"})
     assert found.returncode == 0, found.stderr
     assert "only replicated, not distributed" in found.stderr
+
+
+LEAVES = """
+import sys
+import numpy as np, keras
+from mpi4py import MPI
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile(optimizer="sgd", loss="mse")
+x, y = np.ones((8, 3)), np.ones((8, 1))
+model.fit(x, y, verbose=0)
+if MPI.COMM_WORLD.rank == 1:
+    sys.exit()
+model.fit(x, y, verbose=0)
+"""
+
+
+def test_a_rank_that_leaves_while_others_train_is_told(tmp_path, mpirun, env):
+    program = tmp_path / "program.py"
+    program.write_text(LEAVES)
+    done = mpirun(3, "mpiddl", "run", program, env=env)
+    assert done.returncode != 0 and "it is over on 1 of 3 ranks" in done.stderr
