@@ -10,6 +10,7 @@ from mpiddl.errors import UsageError
 pytestmark = pytest.mark.no_mpi
 
 
+@pytest.mark.more
 def test_rows_say_what_was_measured():
     [row] = sklearn_mlp.run(["digits"], [], rounds=1)
     assert row["ratio"] == pytest.approx(row["baseline_seconds"] / row["seconds"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import starmap
 
 import pytest
+from harness.tiers import more
 
 from mpiddl.compare.grid import Contender
 from mpiddl.compare.program_report import verdict
@@ -15,6 +17,7 @@ pytestmark = pytest.mark.no_mpi
 
 PROGRAM = """
 import sys
+from itertools import starmap
 print("accuracy: 1 %")
 print("accuracy: " + sys.argv[sys.argv.index("--seed") + 1] + "0 %")
 """
@@ -42,6 +45,7 @@ def test_a_strategy_that_failed_is_left_out():
     assert verdict([entry("first", [], 1.0, failed=1)], False, 0.0).choice is None
 
 
+@pytest.mark.more
 def test_a_program_on_one_and_two_ranks(command, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     words = ["--program", "program.py", "--metric", "accuracy: (.*) %", "--strategy", "auto", "--strategy", "two-step",
@@ -61,7 +65,7 @@ def test_a_program_on_one_and_two_ranks(command, tmp_path):
 
 @pytest.mark.parametrize(("words", "said"), [
     (["--program", "program.py"], "metric: got none"),
-    (["--program", "missing.py", "--metric", "x"], "program: got 'missing.py'"),
+    *starmap(more, [(["--program", "missing.py", "--metric", "x"], "program: got 'missing.py'"),
     (["--program", "program.py", "--metric", "("], "metric: got '('"),
     (["--program", "program.py", "--metric", "(a)(b)"], "with 2 groups"),
     (["--program", "program.py", "--metric", "x", "--strategy", "nothing"], "strategy"),
@@ -71,8 +75,8 @@ def test_a_program_on_one_and_two_ranks(command, tmp_path):
     (["--metric", "x", "job.toml"], "metric: got this option without --program"),
     ([], "JOB.toml: got nothing"),
     (["--program", "program.py", "--metric", "nowhere", "--seeds", "1"], "was not found in the output"),
-    (["--program", "program.py", "--metric", "(acc)uracy", "--seeds", "1"], "expected a number"),
-], ids=" ".join)
+    (["--program", "program.py", "--metric", "(acc)uracy", "--seeds", "1"], "expected a number")]),
+])
 def test_mistakes_are_told(command, tmp_path, words, said):
     (tmp_path / "program.py").write_text("print('accuracy: 1')")
     done = command(*COMPARE, *words, cwd=tmp_path)

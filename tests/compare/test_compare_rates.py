@@ -185,6 +185,7 @@ def test_mistakes_are_found_before_rates_are_tried():
         check(grid, Simulated(1, {}), [])
 
 
+@pytest.mark.more
 def test_a_comparison_with_rates_from_the_command_line(tmp_path, capsys):
     file = tmp_path / "job.toml"
     file.write_text('[train]\nepochs = 1\nhidden = [8]\nslow = "straggler:8"\n[compare]\nworkers = 2\nseeds = 1\n'

@@ -45,7 +45,7 @@ def of_allreduce(nodes):
 
 @pytest.mark.no_mpi
 @pytest.mark.parametrize("nodes", [
-    more((0, 0)), more((0, 0, 0)), (0, 1, 2, 3), (0, 0, 1, 1), more((0, 0, 0, 1, 2, 2))], ids=str)
+    more((0, 0)), more((0, 0, 0)), (0, 1, 2, 3), more((0, 0, 1, 1)), more((0, 0, 0, 1, 2, 2))], ids=str)
 @pytest.mark.parametrize("strategy", SPECS)
 def test_steps_of_allreduce_wherever_ranks_are(strategy, nodes):
     results = on_nodes(nodes, strategy, shards=SHARDS)

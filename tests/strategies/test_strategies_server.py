@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from harness.short_runs import RULES, distance, settings, weights
+from harness.tiers import only
 
 import mpiddl
 from mpiddl.errors import UsageError
@@ -115,7 +116,7 @@ def test_special_cases_are_their_parents(special, parent):
     assert weights(runs[0]).tobytes() == weights(runs[1]).tobytes()
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", only({"asgd", "dana", "ddc-asgd"}, RULES))
 def test_eight_workers_of_different_speed_learn_in_the_same_way_every_time(rule):
     rate = 0.012 if "literal" in rule else 0.004  # it divides the rate by the root of the delay
     runs = [simulated(rule, 8, slow="0:2,7:6", jitter=0.2, rate=rate, epochs=6) for _ in range(2)]

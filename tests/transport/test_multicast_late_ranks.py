@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from harness.lossy_medium import Busy, Hangs, Network
 from harness.multicast_rounds import ALL, LENGTHS, check, exchange, figures, message, put, streams
-from harness.tiers import more
 
 from mpiddl import kernels
 from mpiddl.transport.multicast.medium import Group
@@ -75,7 +74,8 @@ def test_a_rank_that_is_deaf_is_repaired_and_joins_again():
 
 
 @pytest.mark.filterwarnings("ignore:multicast. rank 2 gets nothing")
-@pytest.mark.parametrize("loss", [more(0.0), 0.05])
+@pytest.mark.more
+@pytest.mark.parametrize("loss", [0.0, 0.05])
 def test_a_rank_that_stays_deaf_is_sent_each_message(loss):
     """After a second, it needs twice the time of a link that carries two copies; nobody is asked for repairs any more."""
     network = Network(4, loss=loss)
