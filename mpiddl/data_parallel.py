@@ -111,7 +111,8 @@ class DataParallel:
             raise UsageError(f"gradients: got an array of {wrong[0]}, expected real numbers")
         if rows < 0:
             raise UsageError(f"rows: got {rows}, expected 0 or more")
-        arrays = [each.astype(np.result_type(each.dtype, np.float32), copy=False) for each in given]
+        arrays = [each.astype(np.float32 if each.dtype.kind == "f" and each.dtype.itemsize <= 4 else np.float64, copy=False)
+                  for each in given]
         shapes = [each.shape for each in arrays]
         if shapes != self._shapes:
             self._check(shapes)

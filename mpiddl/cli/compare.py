@@ -86,7 +86,7 @@ def _ranks(context: click.Context, parameter: click.Parameter, value: str | None
               help="With --program: regular expression for the result, with ( ) around the number. The last match counts.")
 @click.option("--lower", is_flag=True, help="With --program: a lower result is better, such as a loss.")
 @click.option("--strategy", "strategies", multiple=True, metavar="NAME",
-              help="With --program: a strategy to compare. Give it several times. The first one is the baseline.  [default: auto]")
+              help="With --program: a strategy to compare. Give it several times. The first is the baseline.  [default: auto]")
 @click.option("--workers", callback=_ranks, metavar="W,...", help="With --program: numbers of ranks.  [default: 2]")
 @click.option("--seeds", type=click.IntRange(1, 1000), metavar="N", help="With --program: runs of each strategy, with the "
                                                                          "seeds 1 to N.  [default: 3]")

@@ -24,6 +24,7 @@ from mpiddl.programs.after_import import AfterImport
 from mpiddl.programs.own_files import OwnFiles
 from mpiddl.programs.table import rows, show
 from mpiddl.strategies import Strategy, of_programs
+from mpiddl.transport.agree import agreed_errors
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.mpi import world
 
@@ -68,10 +69,12 @@ def run(program: str, args: Sequence[str], strategy: str = "auto", steps: int = 
     if not os.path.isfile(program):
         raise UsageError(f"program: got {program!r}, expected a Python file")
     if summary is not None:
-        check_writable("summary", summary)
         summary = summary.absolute()  # the program may change its folder
     of_programs.named(strategy)
     with world(os.environ) as link:
+        with agreed_errors(link):
+            if summary is not None and link.rank == 0:  # other hosts may lack the folder
+                check_writable("summary", summary)
         session = Session(link, of_programs.resolved(strategy, link), steps)
         began = now()
         try:

@@ -20,12 +20,12 @@ class SummedArrays:
 
     def __init__(self, comm: Comm, strategy: Strategy):
         self._comm, self._strategy = comm, strategy
-        self._shapes: list[tuple[int, ...]] = []
+        self._shapes: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
         self._sum: FlatSum | None = None
 
     def __call__(self, arrays: Sequence[np.ndarray], weight: float) -> list[np.ndarray]:
         """The sums over ranks of ``weight`` times the arrays, each in its dtype. Collective."""
-        shapes = [each.shape for each in arrays]
+        shapes = [(each.shape, each.dtype) for each in arrays]
         if self._sum is None or self._shapes != shapes:
             self._finish()
             kind: Any = np.dtype(np.float64 if any(each.dtype.itemsize == 8 for each in arrays) else np.float32)

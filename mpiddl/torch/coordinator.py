@@ -122,8 +122,9 @@ class Coordinator:
         """A backward pass begins, of a loss that is a sum over samples or their mean."""
         self._sums, self._summed = sums and bool(self._sharded), False
         scaled = self._sums and not self.over and self.strategy.sums_gradients
+        taken: set[int] = set()
         for each in self.sets:
-            each.scale_incoming(self._ranks if scaled else 1)
+            each.scale_incoming(self._ranks if scaled else 1, taken)
 
     def seen(self, parameters: ParameterSet, tensor: torch.Tensor) -> None:
         """A gradient of a set was accumulated."""
@@ -157,6 +158,8 @@ class Coordinator:
             return
         parameters, self._overlapped = self._overlapped, None
         parted = parameters.end(self._after, failed, dropped) and not failed
+        if dropped:
+            return
         parameters.exchanged = True
         self._exchanged()
         if parted:
@@ -324,6 +327,7 @@ class Coordinator:
             state = self.comm.bcast(state, source)
             if each.steps != newest:
                 each.optimiser.load_state_dict(state)
+                each.restore([None] * len(each.tensors))  # the others have used them
             each.steps = newest
 
     def _same_settings(self, rows: list[Row], active: list[int]) -> None:
@@ -359,7 +363,7 @@ class Coordinator:
         """The optimiser of a set is about to step."""
         if self.over or each.replaying:
             return
-        if not each.started:
+        if not each.started or each.changed():
             self.start()
         if self.strategy.sums_gradients:
             if self._sharded and not each.exchanged:  # no backward pass has ended that gave its gradients

@@ -41,6 +41,7 @@ class Interception:
         self._loaders: WeakKeyDictionary[DataLoader[Any], Sharded] = WeakKeyDictionary()
         self._modules: WeakSet[torch.nn.Module] = WeakSet()
         self._undo: list[Callable[[], None]] = []
+        self._inside = False
         self._replace(Optimizer, "__init__", self._optimizer_init)
         self._replace(DataLoader, "__iter__", self._loader_iter)
         self._replace(torch.autograd, "backward", self._backward)
@@ -99,12 +100,17 @@ class Interception:
 
     def _backward(self, before: Any) -> Any:
         def backward(tensors: Any, *args: Any, **options: Any) -> Any:
+            if self._inside:  # a checkpoint's pass in the program's
+                return before(tensors, *args, **options)
             self.coordinator.loss(is_sum(tensors))
+            self._inside = True
             try:
                 return before(tensors, *args, **options)
             except Exception:
                 self.coordinator.failed()
                 raise
+            finally:
+                self._inside = False
 
         return backward
 

@@ -80,12 +80,15 @@ class ParameterSet:
         self.tensors = self.wanted()
         self._hooks = [tensor.register_post_accumulate_grad_hook(lambda each: seen(self, each)) for tensor in self.tensors]
 
-    def scale_incoming(self, factor: float) -> None:
-        """Multiply every gradient by ``factor`` before it is accumulated, from now on."""
+    def scale_incoming(self, factor: float, taken: set[int]) -> None:
+        """Multiply every gradient by ``factor`` before it is accumulated, from now on; not those of tensors in ``taken``, by
+        identity, which other sets scale. Adds its own."""
         self._factor = factor
         if factor != 1 and not self._scaled:
-            self._hooks += [tensor.register_hook(lambda grad: grad * self._factor) for tensor in self.tensors]
+            self._hooks += [tensor.register_hook(lambda grad: grad * self._factor) for tensor in self.tensors
+                            if id(tensor) not in taken]
             self._scaled = True
+        taken.update(map(id, self.tensors))
 
     @torch.no_grad()
     def start(self, comm: Comm, strategy: Strategy, seen: Seen, steps: int = 0) -> None:
@@ -116,7 +119,7 @@ class ParameterSet:
             each.exchange(before, after)
 
     def overlaps(self) -> bool:
-        """Whether gradients can be sent during the backward pass: the strategy does it, and the program does not look on."""
+        """Whether gradients can be sent during the backward pass: the strategy does it, and no hook changes them later."""
         return not self.retired and any(each.overlaps for each in self.summed) and all(
             len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()) <= 1 for tensor in self.tensors)
 

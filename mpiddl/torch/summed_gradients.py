@@ -64,7 +64,7 @@ class SummedGradients:
         self._mean = shared if self._direct else torch.zeros(self._n, dtype=_real(first.dtype), device=first.device)
         self.means = [laid_over(self._mean[part], tensor) for part, tensor in zip(spans(tensors), tensors, strict=True)]
         self._sent, self._open, self._before, self._sparse = [False] * len(tensors), 0, 1.0, set[int]()
-        self._extra = [0.0] * EXTRA
+        self._extra, self._late = [0.0] * EXTRA, False
 
     @torch.no_grad()
     def exchange(self, before: float, after: float) -> None:
@@ -131,25 +131,22 @@ class SummedGradients:
     def begin(self, before: float) -> None:
         """A backward pass begins, whose gradients are exchanged as by `exchange`, with this ``before``. On all ranks."""
         self._before, self._sent, self._open = before, [False] * len(self.tensors), len(self.tensors)
-        self._flags[:] = 0.0
+        self._flags[:], self._late = 0.0, False
         self._sparse.clear()
 
     @torch.no_grad()
     def final(self, number: int) -> None:
-        """Tensor ``number`` has its gradient: move it out of the tensor, and start to sum all that is complete.
-
-        A later gradient of this tensor in the same pass stays in the tensor; `end` exchanges it.
-        """
-        tensor, view = self.tensors[number], self._views[number]
+        """Tensor ``number`` has its gradient: copy it, and start to sum all that is complete."""
         if self._sent[number]:
+            self._late = True  # once more in the same pass: `end` exchanges all
             return
         self._sent[number] = True
-        if tensor.grad is None or not self._before:
+        grad, view = self.tensors[number].grad, self._views[number]
+        if grad is None or not self._before:
             view.zero_()
         else:
             self._flags[number] = 1.0
-            self._write(number, tensor.grad, self._before)
-        tensor.grad = None
+            self._write(number, grad, self._before)
         while self._open and self._sent[self._open - 1]:
             self._open -= 1
             self._sum.ready(self._starts[self._open])
@@ -160,24 +157,17 @@ class SummedGradients:
 
         ``dropped``: leave the gradients as they are; the program has gone on since the pass has failed.
         """
-        there = [tensor.grad for tensor in self.tensors]
+        late = self._late
         for number in range(len(self.tensors)):
-            self.final(number)
-        late = [None if dropped else tensor.grad for tensor in self.tensors]
-        self._flags[len(self.tensors) :][:EXTRA] = failed, any(grad is not None for grad in late)
+            if not self._sent[number]:
+                self.final(number)
+        self._flags[len(self.tensors) :][:EXTRA] = failed, late
         means = self._summed(after)
         failures, ranks_late = self._extra
         if ranks_late:
-            first = [None if mean is None else mean.clone() for mean in means]
-            means = self.total(late, self._before, after)
-            for number, (early, mean) in enumerate(zip(first, means, strict=True)):
-                if early is not None:
-                    means[number] = self.means[number].copy_(early if mean is None else early + mean)
+            means = self.total([tensor.grad for tensor in self.tensors], self._before, after)
         if not dropped:
             self._give(means)
-            return failures > 0
-        for tensor, grad in zip(self.tensors, there, strict=True):
-            tensor.grad = grad
         return failures > 0
 
     def Free(self) -> None:
