@@ -12,11 +12,11 @@ from mpiddl.compare import html as page
 from mpiddl.compare import markdown, plots
 from mpiddl.compare.advice import incomplete
 from mpiddl.compare.document import INTERVAL, Block, Code, Heading, Items, Paragraph, Table
-from mpiddl.compare.numbers import NONE, aligned, counted, difference, listed, told
+from mpiddl.compare.numbers import NONE, aligned, counted, listed, told
 from mpiddl.compare.plots import Picture
 from mpiddl.compare.program_runs import SEED, ProgramStudy
 from mpiddl.compare.statistics import Entry, Outcome, paired, seconds, sent
-from mpiddl.study.intervals import ENOUGH
+from mpiddl.study.intervals import ENOUGH, Mean
 from mpiddl.study.output import environment
 
 SLOWER = 1.05
@@ -49,21 +49,42 @@ def verdict(there: Sequence[Entry], lower: bool, margin: float) -> Verdict:
         (gap := gaps[entry.label]) is not None and (sign * gap.value >= -margin or (gap.seeds > 1 and gap.noise)))]
     fastest = min(_value(entry, seconds) for entry in good)
     taken = next(entry for entry in good if _value(entry, seconds) <= SLOWER * fastest)
-    said = [f"Take {taken.label}: metric {told(taken.mean(metric))}, {told(taken.mean(seconds), unit='s')}, "
+    said = [f"Take {taken.label}: metric {number(taken.mean(metric))}, {told(taken.mean(seconds), unit='s')}, "
             f"{told(taken.mean(sent), unit='MB')} sent."] if len(there) > 1 else []
     if len(good) > 1:
-        said.append(f"{listed([entry.label for entry in good])} show no clear difference in the metric; of these, "
-                    f"{taken.label} is {'the fastest' if _value(taken, seconds) == fastest else 'as fast as any'}.")
+        alike = f"differ by at most {margin:g} or within noise" if margin else "show no clear difference"
+        speed = "the fastest" if _value(taken, seconds) == fastest else "at most 5 % slower than the fastest"
+        said.append(f"{listed([entry.label for entry in good])} {alike} in the metric; of these, {taken.label} is {speed}.")
     elif len(whole) > 1:
         said.append(f"Its metric is the best; {_gap(next(each for each in whole if each is not best), best)}.")
     if taken is not there[0] and there[0].good:
         times = _value(there[0], seconds) / _value(taken, seconds)
-        said.append(f"{_gap(taken, there[0])}; {times:.2f} times as fast.")
+        speed = f"{times:.2f} times as fast" if times >= 1 else f"it takes {1 / times:.2f} times as long"
+        said.append(f"{_gap(taken, there[0])}; {speed}.")
     return Verdict(taken.label, [*said, *left])
 
 
 def _gap(one: Entry, other: Entry) -> str:
-    return f"{one.label} against {other.label}: metric {difference(paired(one, other, metric), '')}"
+    gap = paired(one, other, metric)
+    noise = "" if gap is None or gap.seeds == 1 else ", within noise" if gap.noise else ", beyond noise"
+    return f"{one.label} against {other.label}: metric {number(gap, '+')}{noise}"
+
+
+def number(value: Mean | None, sign: str = "") -> str:
+    """A metric with its interval or range, as `told`; three digits of small ones.
+
+    Examples
+    --------
+    >>> from mpiddl.study.intervals import mean
+    >>> number(mean([0.00012, 0.00014])), number(mean([1.5])), number(mean([-0.001, -0.002, -0.003]), "+")
+    ('0.00013 (0.00012 to 0.00014)', '1.50', '-0.002 ± 0.0025')
+    """
+    if value is None or not 0 < abs(value.value) < 1:
+        return told(value, sign)
+    text = f"{value.value:{sign}.3g}"
+    if value.half is not None:
+        return f"{text} ± {value.half:.2g}"
+    return text + (f" ({value.low:{sign}.3g} to {value.high:{sign}.3g})" if value.low != value.high else "")
 
 
 def _value(entry: Entry, measure: Any) -> float:
@@ -74,8 +95,8 @@ def _value(entry: Entry, measure: Any) -> float:
 
 def table(there: Sequence[Entry], choice: str | None) -> Table:
     """A line for each strategy."""
-    gaps = [told(paired(entry, there[0], metric), "+") if entry is not there[0] else NONE for entry in there]
-    rows = [[entry.label, told(entry.mean(metric)), gap, told(entry.mean(seconds)), told(entry.mean(sent)),
+    gaps = [number(paired(entry, there[0], metric), "+") if entry is not there[0] else NONE for entry in there]
+    rows = [[entry.label, number(entry.mean(metric)), gap, told(entry.mean(seconds)), told(entry.mean(sent)),
              str(len(entry.good))] for entry, gap in zip(there, gaps, strict=True)]
     marked = next((number for number, entry in enumerate(there) if entry.label == choice), None)
     flagged = [number for number, entry in enumerate(there) if not entry.whole]

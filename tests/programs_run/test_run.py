@@ -193,3 +193,39 @@ def test_the_summary_holds_seconds_and_bytes(mpirun, tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["ranks"] == 2 and summary["bytes"] > 0 and summary["seconds"] > 0
     assert any("divided over 2 ranks" in said for _, said in summary["found"])
+
+
+ORDERS = HEAD + """
+from torch.utils.checkpoint import checkpoint
+loader = torch.utils.data.DataLoader(data, batch_size=7)  # 29 batches, no row left
+optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+if "{case}" == "small":
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x[:17], y[:17]), batch_size=8)  # one row left
+if "{case}" == "hook":
+    model[0].register_full_backward_hook(lambda module, *_: print("norm", module.bias.grad is None) and None)
+for epoch in range(3):
+    if "{case}" == "other" and epoch == 1:
+        optimiser = torch.optim.SGD(model[2].parameters(), lr=0.01)
+    for number, (a, b) in enumerate(loader):
+        if "{case}" == "turns":
+            model[0].requires_grad_(number % 2 == 0)
+            model[2].requires_grad_(number % 2 == 1)
+        hidden = model[1](model[0](a))
+        found = checkpoint(model[2], hidden, use_reentrant=True) if "{case}" == "checkpoint" else model[2](hidden)
+        sums = "sum" if "{case}" in ("checkpoint", "other") else "mean"
+        nn.functional.cross_entropy(found, b, reduction=sums).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+weights()
+"""
+
+
+@pytest.mark.parametrize("case", ["small", "checkpoint", "other", "turns", "hook"])
+def test_gradients_are_those_of_one_rank_in_any_order_of_calls(tmp_path, command, mpirun, case):
+    program = tmp_path / "program.py"
+    program.write_text(ORDERS.format(case=case))
+    alone = numbers(command(sys.executable, program).stdout, "weights")
+    for strategy in ("auto", "auto:bucket_bytes=200"):
+        found = mpirun(3, "mpiddl", "run", "--strategy", strategy, program)
+        assert found.returncode == 0, found.stderr
+        assert numbers(found.stdout, "weights") == pytest.approx(alone, rel=1e-9)
