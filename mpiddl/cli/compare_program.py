@@ -60,6 +60,9 @@ def compare_program(program: Path, args: tuple[str, ...], place: Here | OnTestbe
         store.close()
     verdicts, spoken, written = write(study, margin or 0.0, shlex.join(["mpiddl", *sys.argv[1:]]))
     click.echo("\n".join(sentence for each in verdicts for sentence in each.sentences) if quiet else spoken)
+    failed = sum(len(entry.failed) for workers in runs.workers for entry in study.entries(workers))
+    if failed:
+        say(f"{failed} runs failed. Their output is in {folder / 'failed'}. The same command tries them again")
     say(f"report: {written}")
-    if any(each.choice is None for each in verdicts):
+    if failed or any(each.choice is None for each in verdicts):
         sys.exit(1)
