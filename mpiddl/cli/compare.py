@@ -117,15 +117,6 @@ def compare(words: tuple[str, ...], program: Path | None, simulate: tuple[int, .
     staleness, and distance between ranks. The verdict uses validation rows, and the reported accuracy is that on test rows.
     Start this command without mpiexec, because it starts the ranks itself.
     """
-    from mpiddl.compare.backends import check_shared
-    from mpiddl.compare.grid import read_grid
-    from mpiddl.compare.numbers import counted
-    from mpiddl.compare.preflight import check
-    from mpiddl.compare.store import Store
-    from mpiddl.compare.study import Study
-    from mpiddl.compare.writing import remember, spoken, write_report
-    from mpiddl.training.request import search_path
-
     if promise(os.environ).size > 1:
         raise UsageError(f"ranks: got {promise(os.environ).size}, expected 1. Start mpiddl compare without mpiexec or srun, "
                          "because this command starts the ranks itself")  # fmt: skip
@@ -143,7 +134,20 @@ def compare(words: tuple[str, ...], program: Path | None, simulate: tuple[int, .
         raise UsageError(f"{given[0]}: got this option without --program; for a job file it stands under [compare]")
     if len(words) != 1:
         raise UsageError(f"JOB.toml: got {' '.join(words) or 'nothing'}, expected one job file, or --program")
-    job_file = Path(words[0])
+    _compare_job(Path(words[0]), simulate, testbed, out, show, part, jobs, quiet, options)
+
+
+def _compare_job(job_file: Path, simulate: tuple[int, ...] | None, testbed: str | None, out: str | None, show: bool,
+                 part: tuple[int, int], jobs: int, quiet: bool, options: dict[str, Any]) -> None:
+    from mpiddl.compare.backends import check_shared
+    from mpiddl.compare.grid import read_grid
+    from mpiddl.compare.numbers import counted
+    from mpiddl.compare.preflight import check
+    from mpiddl.compare.store import Store
+    from mpiddl.compare.study import Study
+    from mpiddl.compare.writing import remember, spoken, write_report
+    from mpiddl.training.request import search_path
+
     grid = read_grid(job_file, simulate or ())
     place = _place(simulate, testbed, jobs, options)
     folder = Path(out) if out else Path("runs", job_file.stem)

@@ -71,7 +71,7 @@ def _gap(one: Entry, other: Entry) -> str:
 
 
 def number(value: Mean | None, sign: str = "") -> str:
-    """A metric with its interval or range, as `told`; three digits of small ones.
+    """A metric with its interval or range, formatted as by `told`. Values below 1 have three significant digits.
 
     Examples
     --------

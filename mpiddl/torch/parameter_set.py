@@ -15,7 +15,7 @@ from mpiddl.torch.summed_gradients import SummedGradients
 from mpiddl.transport.comm import Comm
 
 Seen = Callable[["ParameterSet", torch.Tensor], None]
-"""What is told of a gradient that was accumulated: the set, and the tensor."""
+"""Called after each accumulation of a gradient, with the set and the tensor."""
 
 
 class ParameterSet:
@@ -99,6 +99,7 @@ class ParameterSet:
         self.started = True
         if strategy.sums_gradients:
             self.summed = [SummedGradients(comm.Dup(), strategy, tensors) for tensors in by_dtype(self.tensors).values()]
+            self._numbers = {id(tensor): (each, number) for each in self.summed for number, tensor in enumerate(each.tensors)}
             return
         for group in self.optimiser.param_groups:
             tensors = [tensor for tensor in group["params"] if tensor.requires_grad]
@@ -127,7 +128,6 @@ class ParameterSet:
         """The exchange of a backward pass begins (`SummedGradients.begin`)."""
         for each in self.summed:
             each.begin(before)
-        self._numbers = {id(tensor): (each, number) for each in self.summed for number, tensor in enumerate(each.tensors)}
 
     def final(self, tensor: torch.Tensor) -> None:
         """A tensor of the set has its gradient (`SummedGradients.final`)."""

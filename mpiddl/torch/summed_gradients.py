@@ -25,7 +25,7 @@ from mpiddl.torch.flat_tensors import SUMMED, laid_over, over_numpy, real_number
 from mpiddl.transport.comm import Comm
 
 EXTRA = 2
-"""Numbers beside those that say which tensors have gradients: whether the pass failed; gradients that came late."""
+"""Further numbers in front of the gradients: whether the pass failed, and whether a tensor got a gradient twice in it."""
 
 ALIGNED = 16
 """Gradients begin at a multiple of so many elements."""
