@@ -92,6 +92,8 @@ def _ranks(context: click.Context, parameter: click.Parameter, value: str | None
                                                                          "seeds 1 to N.  [default: 3]")
 @click.option("--margin", type=click.FloatRange(min=0), metavar="X",
               help="With --program: results that differ by at most X are equal.  [default: 0, only noise]")
+@click.option("--limit", type=click.FloatRange(min=1), metavar="SECONDS",
+              help="With --program: a run that takes longer is ended and counts as failed.  [default: 86400, one day]")
 @click.option("--simulate", is_flag=False, flag_value="", callback=_workers, metavar="[W,...]",
               help="Run on the simulated clock with W workers.  [default: the numbers of workers in JOB.toml]")
 @click.option("--testbed", metavar="HOSTS:RATE", help="Run on emulated hosts, such as 8:200mbit for 8 hosts with links of 200 "

@@ -15,13 +15,12 @@ from mpiddl.errors import UsageError
 if TYPE_CHECKING:
     from mpiddl.compare.backends import Here, OnTestbed
 
-LIMIT_S = 24 * 3600.0
-"""After which a run is ended."""
+DAY_S = 24 * 3600.0
 
 
 def compare_program(program: Path, args: tuple[str, ...], place: Here | OnTestbed, out: str | None, show: bool, quiet: bool, *,
                     metric: str | None, lower: bool, strategies: tuple[str, ...], workers: tuple[int, ...], seeds: int | None,
-                    margin: float | None) -> None:
+                    margin: float | None, limit: float | None) -> None:
     """Run ``program`` with each strategy, number of workers and seed, and report."""
     from mpiddl.compare.backends import OnTestbed, check_shared
     from mpiddl.compare.program_report import write
@@ -32,7 +31,7 @@ def compare_program(program: Path, args: tuple[str, ...], place: Here | OnTestbe
         raise UsageError("metric: got none, expected a regular expression for the result in the output of the program, such as "
                          "'accuracy: (.*)%'")
     runs = ProgramRuns(program, args, metric, lower, contenders(strategies or ("auto",)), workers or (2,),
-                       tuple(range(1, (seeds or 3) + 1)), LIMIT_S)
+                       tuple(range(1, (seeds or 3) + 1)), limit or DAY_S)
     runs.check()
     folder = Path(out) if out else Path("runs", f"compare-{program.stem}")
     if isinstance(place, OnTestbed):

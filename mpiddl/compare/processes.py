@@ -90,9 +90,9 @@ def job_over(ended: Ended) -> bool:
     return bool(ended.code and _JOB_OVER.search(ended.text))
 
 
-def reason(ended: Ended, limit_s: float) -> str:
+def reason(ended: Ended, limit_s: float, option: str = "limit in [compare]") -> str:
     """Why a command failed, in a line: the last error printed, the rank that was lost, the signal, the last line printed or the
-    exit code, whichever of these is found first.
+    exit code, whichever of these is found first. ``option``: where users set the limit.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def reason(ended: Ended, limit_s: float) -> str:
     'a rank on h4 ended with code 9'
     """
     if ended.code == OUT_OF_TIME:
-        return f"not finished after {limit_s:g} s (limit in [compare])"
+        return f"not finished after {limit_s:g} s ({option})"
     if errors := _ERROR.findall(ended.text):
         return _shown(errors[-1])[:MOST_WORDS]
     for pattern, words in _GONE:

@@ -36,7 +36,8 @@ def metric(outcome: Outcome) -> float:
 
 
 def verdict(there: Sequence[Entry], lower: bool, margin: float) -> Verdict:
-    """The fastest strategy of those whose metric is as good as the best: within noise, or closer than ``margin``."""
+    """The fastest strategy of those whose metric is as good as the best: within ``margin``, or within noise and closer than
+    the best's own runs are to each other."""
     whole = [entry for entry in there if entry.whole]
     out = [f"{entry.label} ({incomplete(entry)})" for entry in there if not entry.whole]
     left = [f"{listed(out)} {'is' if len(out) == 1 else 'are'} left out."] if out else []
@@ -45,12 +46,15 @@ def verdict(there: Sequence[Entry], lower: bool, margin: float) -> Verdict:
     sign = -1.0 if lower else 1.0
     best = max(whole, key=lambda entry: sign * _value(entry, metric))
     gaps = {entry.label: paired(entry, best, metric) for entry in whole}
-    good = [entry for entry in whole if entry is best or (
-        (gap := gaps[entry.label]) is not None and (sign * gap.value >= -margin or (gap.seeds > 1 and gap.noise)))]
+    own = [metric(outcome) for outcome in best.good.values()]
+    spread = max(own) - min(own)
+    good = [entry for entry in whole if entry is best or ((gap := gaps[entry.label]) is not None and (
+        sign * gap.value >= -margin or (gap.seeds > 1 and gap.noise and sign * gap.value >= -spread)))]
     fastest = min(_value(entry, seconds) for entry in good)
     taken = next(entry for entry in good if _value(entry, seconds) <= SLOWER * fastest)
     said = [f"Take {taken.label}: metric {number(taken.mean(metric))}, {told(taken.mean(seconds), unit='s')}, "
-            f"{told(taken.mean(sent), unit='MB')} sent."] if len(there) > 1 else []
+            f"{told(taken.mean(sent), unit='MB')} sent."] if len(there) > 1 else [
+            f"{taken.label}: metric {number(taken.mean(metric))}, {told(taken.mean(seconds), unit='s')}."]
     if len(good) > 1:
         alike = f"differ by at most {margin:g} or within noise" if margin else "show no clear difference"
         speed = "the fastest" if _value(taken, seconds) == fastest else "at most 5 % slower than the fastest"

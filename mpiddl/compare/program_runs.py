@@ -20,7 +20,7 @@ from mpiddl.compare.grid import Cell, Contender
 from mpiddl.compare.processes import reason
 from mpiddl.compare.statistics import Entry
 from mpiddl.compare.store import Store
-from mpiddl.errors import DIVERGED, MpiddlError, UsageError
+from mpiddl.errors import MpiddlError, UsageError
 from mpiddl.machine.clock import now
 from mpiddl.machine.disk import writing
 from mpiddl.strategies import of_programs
@@ -140,6 +140,8 @@ class ProgramStudy:
                     outcome = self._outcome(cell)
                     self.store.add(self.key(cell), outcome)
                     self.say(f"[{number}/{len(cells)}] {cell}: {_told(outcome)}")
+                    if cell is missing[0] and outcome.get("no metric"):  # the others would end in the same way
+                        raise UsageError(f"{outcome['error']}: {self.store.folder / 'failed' / outcome['words']}")
             finally:
                 sweep(f"{self.store.mark}/")
 
@@ -151,16 +153,14 @@ class ProgramStudy:
                        "--summary", str(summary), *self.runs.words(cell.seed)]
             ended = self.place.launch(cell.workers, command, self.store.mark, self.runs.limit)
             wall = {"wall": round(now() - began, 3)}
-            if DIVERGED in ended.text:
-                return {"diverged": True, **wall}
             try:
                 if ended.code or not summary.exists():
-                    raise MpiddlError(reason(ended, self.runs.limit))
+                    raise MpiddlError(reason(ended, self.runs.limit, "--limit"))
                 metric = self.runs.found(ended.text)
             except MpiddlError as error:
                 name = f"{cell.contender.label}-{cell.workers}-{cell.seed}"
                 kept = self.store.keep_words("".join(c if c.isalnum() else "-" for c in name), ended.text)
-                return {"error": str(error), "words": kept.name, **wall}
+                return {"error": str(error), "words": kept.name, **wall, "no metric": isinstance(error, UsageError)}
             if not isfinite(metric):
                 return {"diverged": True, **wall}
             return {"metric": metric, **json.loads(summary.read_text(encoding="utf-8")), **wall}
