@@ -10,6 +10,7 @@ Cost: a meeting for each gradient, and the strategy's.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -21,11 +22,12 @@ from mpiddl.strategies.base import Strategy
 from mpiddl.torch.backward_pass import BackwardPass
 from mpiddl.torch.facts import Facts
 from mpiddl.torch.meeting import LAST, Event, Passing, Row, behind, different, drawn, meet, parted, weights
-from mpiddl.torch.parameter_set import ParameterSet, broadcast
+from mpiddl.torch.parameter_set import ParameterSet
+from mpiddl.torch.parameter_sets import ParameterSets
+from mpiddl.torch.strategy_state import SUFFIX
 from mpiddl.transport.comm import Comm
 
 T = TypeVar("T")
-
 
 class Coordinator:
     """What the ranks of one program agree on.
@@ -41,7 +43,7 @@ class Coordinator:
 
     Attributes
     ----------
-    sets : list of ParameterSet
+    sets : ParameterSets
     facts : Facts
         What was found in the program, and what was done.
     least : int
@@ -54,14 +56,14 @@ class Coordinator:
 
     def __init__(self, comm: Comm, strategy: Strategy, steps: int = 0):
         self.comm, self.strategy, self.facts = comm, strategy, Facts()
-        self.sets: list[ParameterSet] = []
+        self.sets = ParameterSets(comm, strategy)
         self._steps, self._epoch, self._batch = steps, 0, 0
-        self._samples, self._touched, self._sums = 0, 0, False
+        self._samples, self._sums = 0, False
         self._pass, self._after, self._passes = BackwardPass(), 0.0, False
         self._overlapped: ParameterSet | None = None
         self._sharded, self._used = 0, False
         self._summed, self._differs = False, False
-        self._aside: list[list[torch.Tensor | None]] | None = None
+        self._loaded: str | None = None
         self._total, self.least, self._ranks, self.share = comm.size, 1, 1, 1 / comm.size
         self.over = False
 
@@ -69,13 +71,7 @@ class Coordinator:
 
     def add(self, optimiser: torch.optim.Optimizer) -> None:
         """Take part in the steps of an optimiser. What it needs is built with the next event."""
-        added = ParameterSet(optimiser)
-        if self.strategy.sums_gradients:
-            for each in self.sets:
-                if each.tensors and {*map(id, each.tensors)} == {*map(id, added.wanted())}:
-                    each.retire()
-        self.sets.append(added)
-        added.watch(self.seen)
+        self.sets.add(optimiser, self.seen)
 
     def find(self, optimiser: Any) -> ParameterSet | None:
         """The set of an optimiser, if there is one."""
@@ -85,6 +81,7 @@ class Coordinator:
         """Return what ``draw`` returns on rank 0: the batches of an epoch. Collective."""
         if self.over:
             return draw()
+        self.sets.hide_common()
         self.start()
         self._epoch, self._batch = self._epoch + 1, -1
         _, active = self._arrive(Event.EPOCH)
@@ -112,6 +109,7 @@ class Coordinator:
         if ended and not self.over and self.strategy.lockstep:
             self._batch = LAST
             self._arrive(Event.EPOCH_END)
+            self.sets.show_common()
 
     def failed(self) -> None:
         """A backward pass has raised an error."""
@@ -128,7 +126,7 @@ class Coordinator:
 
     def seen(self, parameters: ParameterSet, tensor: torch.Tensor) -> None:
         """A gradient of a set was accumulated."""
-        self._touched |= 1 << self.sets.index(parameters)
+        parameters.touched = True
         if self._pass.begins():
             self._pass.at_end(self._gradient)
             self._overlap(parameters)
@@ -218,7 +216,7 @@ class Coordinator:
             self._end_overlap()
             return
         if self._summed and not self._differs:
-            self._touched = 0
+            self._untouched()
             return
         self._differs = False
         if self.over or not self.strategy.sums_gradients:
@@ -229,16 +227,21 @@ class Coordinator:
     def _exchange_or_idle(self) -> None:
         if not self.strategy.sums_gradients:
             if self.strategy.lockstep:
-                self._join_step(self._arrive(Event.STEP)[0])
+                self.sets.join_step(self._arrive(Event.STEP)[0], self._sums)
             return
         rows, active = self._arrive(Event.GRADIENT)
         self._exchange(rows, active)
         self._exchanged()
 
     def _exchanged(self) -> None:
-        self._touched, self._used = 0, True
+        self._untouched()
+        self._used = True
         if not self._sharded:
             self._batch += 1
+
+    def _untouched(self) -> None:
+        for each in self.sets:
+            each.touched = False
 
     def _exchange(self, rows: list[Row], active: list[int]) -> None:
         touched, (before, after) = 0, weights(rows, active, self.comm.rank)
@@ -253,19 +256,19 @@ class Coordinator:
     # Meetings
 
     def _row(self, event: Event, checksum: int | None = None) -> Row:
-        settings = hash(tuple(each.settings() for each in self.sets)) & 0xFFFFFFFF if checksum is None else checksum
-        return Row(event, self._epoch, self._batch, self._samples, self._touched, settings, int(self._sums),
+        settings = self.sets.checksum_of_settings() if checksum is None else checksum
+        return Row(event, self._epoch, self._batch, self._samples, self.sets.touched(), settings, int(self._sums),
                    tuple(each.steps for each in self.sets))
 
     def _arrive(self, event: Event, checksum: int | None = None) -> tuple[list[Row], list[int]]:
         """Meet until this rank is among those that act. Returns the rows of all ranks, and who acts."""
         self._end_overlap(failed=True, dropped=True)  # its pass has raised an error
         while True:
-            rows = meet(self.comm, self._row(event, checksum), max(len(self.sets), 1))
+            rows = meet(self.comm, self._row(event, checksum))
             active = behind(rows)
-            self._catch_up(rows, active[0])
+            self.sets.catch_up(rows, active[0])
             if self.comm.rank in active:
-                self._put_back()
+                self.sets.put_back()
                 if event in (Event.GRADIENT, Event.STEP):
                     self._same_settings(rows, active)
                 return rows, active
@@ -280,82 +283,35 @@ class Coordinator:
             raise parted(rows, active)
         if event == Event.EPOCH:
             drawn(self.comm, active[0], None)
+        if event == Event.SAVE:
+            self._write(None)
+        if event == Event.EPOCH_END:
+            self.sets.common()
         if event == Event.GRADIENT:
-            self._set_aside()
+            self.sets.set_aside()
             self._same_settings(rows, active)
             self._exchange(rows, active)
         if event == Event.STEP:
-            self._set_aside()
+            self.sets.set_aside()
             self._same_settings(rows, active)
-            self._join_step([rows[rank] for rank in active])
-
-    def _join_step(self, rows: list[Row]) -> None:
-        """Take part in the steps that ``rows`` are about to make, without samples."""
-        total = sum(row.samples for row in rows) or self.comm.size
-        for number, each in enumerate(self.sets):
-            if any(row.touched >> number & 1 for row in rows):
-                for part in each.local:
-                    part.before_step(0, total, self._sums)
-                each.replay()
-                for part in each.local:
-                    part.after_step(0, total)
-
-    def _set_aside(self) -> None:
-        """Keep gradients of this rank that the active ranks' exchange would overwrite."""
-        if self._aside is None:
-            self._aside = [each.set_aside() for each in self.sets]
-            for each in self.sets:
-                each.restore([None] * len(each.tensors))
-
-    def _put_back(self) -> None:
-        if self._aside is not None:
-            for each, grads in zip(self.sets, self._aside, strict=True):
-                each.restore(grads)
-            self._aside = None
-
-    def _catch_up(self, rows: list[Row], source: int) -> None:
-        """Give ranks that took part without samples what the steps of the others made of the parameters. Collective if any did.
-
-        They cannot make these steps themselves: the program may have changed the gradients in between, by clipping for example.
-        """
-        for number, each in enumerate(self.sets):
-            newest = rows[source].steps[number]
-            if not self.strategy.sums_gradients or all(row.steps[number] == newest for row in rows):
-                continue
-            state = each.optimiser.state_dict() if self.comm.rank == source else None
-            broadcast(self.comm, each.tensors, source)
-            state = self.comm.bcast(state, source)
-            if each.steps != newest:
-                each.optimiser.load_state_dict(state)
-                each.restore([None] * len(each.tensors))  # the others have used them
-            each.steps = newest
+            self.sets.join_step([rows[rank] for rank in active], self._sums)
 
     def _same_settings(self, rows: list[Row], active: list[int]) -> None:
-        """Take over the optimisers' settings of the first active rank where they differ. Collective if they do."""
-        if len({row.settings for row in rows}) == 1:
-            return
-        theirs = self.comm.bcast([each.plain_settings() for each in self.sets], active[0])
-        if [len(each) for each in theirs] != [len(each.plain_settings()) for each in self.sets]:
-            raise different(rows, active)
-        for each, groups in zip(self.sets, theirs, strict=True):
-            each.take_settings(groups)
-        self.facts.note("the learning rates or other settings of an optimiser differed between ranks: those of rank "
-                        f"{active[0]} were used")
+        if self.sets.same_settings(rows, active):
+            self.facts.note("the learning rates or other settings of an optimiser differed between ranks: those of rank "
+                            f"{active[0]} were used")
 
     def start(self) -> None:
         """Build what new or changed sets need, with the values of rank 0 in their parameters. Collective if there are any."""
-        waiting = [each for each in self.sets if not each.retired and (not each.started or each.changed())]
-        if self.over or not any(each.wanted() for each in waiting):
+        if self.over or not any(each.wanted() for each in self.sets.waiting()):
             return
         rows, active = self._arrive(Event.START)
-        shapes = self.comm.allgather([[(str(t.dtype), tuple(t.shape)) for t in each.wanted()] for each in waiting])
-        if len(active) < self.comm.size or any(theirs != shapes[0] for theirs in shapes):
-            raise different(rows, active if len(active) < self.comm.size else [
-                rank for rank, theirs in enumerate(shapes) if theirs != shapes[0]])
-        for each in waiting:
-            broadcast(self.comm, each.wanted())
-            each.start(self.comm, self.strategy, self.seen, self._steps)
+        for each in self.sets.build(self.seen, self._steps, rows, active):
             self.facts.optimisers[each.name] = len(each.tensors)
+        if self.strategy.lockstep:
+            if said := self.sets.read_state(self._loaded):
+                self.facts.note(said)
+            self._loaded = None
 
     # Steps of optimisers
 
@@ -366,12 +322,14 @@ class Coordinator:
         if not each.started or each.changed():
             self.start()
         if self.strategy.sums_gradients:
-            if self._sharded and not each.exchanged:  # no backward pass has ended that gave its gradients
-                self._touched |= 1 << self.sets.index(each)
+            if self._sharded and not each.exchanged and not each.retired:  # no backward pass has given its gradients
+                each.touched = True
                 self._exchange_or_idle()
             return
+        self.sets.hide_common()
         samples, total = self._samples or 1, (self._samples or 1) * self.comm.size
-        self._touched = 1 << self.sets.index(each)
+        self._untouched()
+        each.touched = True
         if self.strategy.lockstep:
             rows, active = self._arrive(Event.STEP)
             total = sum(rows[rank].samples for rank in active) or self.comm.size
@@ -384,14 +342,34 @@ class Coordinator:
         if self.over or each.replaying:
             return
         each.steps += 1
+        each.exchanged = False
         self.facts.steps += 1
         for part in each.local:
             part.after_step(self._samples or 1, self._total)
         self._used = True
 
+    # Checkpoints of the program
+
+    def saved(self, content: Any, path: str) -> None:
+        """The program has written ``content`` to ``path``. If parameters are in it, write the strategy's state too. Collective.
+        """
+        if not self.over and self.strategy.lockstep and self.sets.in_checkpoint(content):
+            _, active = self._arrive(Event.SAVE)
+            self._write(path if 0 in active else None)
+
+    def _write(self, path: str | None) -> None:
+        if trouble := self.sets.write_state(path):
+            self.facts.note(trouble)
+
+    def loaded(self, path: str) -> None:
+        """The program has read a file. With the next `start`, the strategy continues from it if it is a checkpoint."""
+        if os.path.exists(path + SUFFIX):
+            self._loaded = path
+
     def finish(self) -> None:
         """The program is over on this rank. Returns when it is over on all ranks. Collective."""
         self._arrive(Event.END)
+        self.sets.hide_common()
         for each in self.sets:
             for part in each.local:
                 part.finish()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,15 @@ SEED = 27
 
 
 class FlatUpdate:
-    """One group of an optimiser, as a function of flat arrays.
+    """One group of an optimiser, as a function of flat arrays. It works on when the optimiser is gone.
+
+    Parameters
+    ----------
+    optimiser : torch.optim.Optimizer
+        Copied, without its state.
+    group : callable
+        Returns the group's settings of this moment.
+    dtype : torch.dtype
 
     Attributes
     ----------
@@ -27,8 +36,9 @@ class FlatUpdate:
         Entries of the optimiser's state that have the shape of a parameter: its moments.
     """
 
-    def __init__(self, optimiser: torch.optim.Optimizer, group: dict[str, Any], dtype: torch.dtype):
-        self._optimiser, self._group, self._dtype = optimiser, group, dtype
+    def __init__(self, optimiser: torch.optim.Optimizer, group: Callable[[], dict[str, Any]], dtype: torch.dtype):
+        self._optimiser, self._group, self._dtype = copy.copy(optimiser), group, dtype
+        self._optimiser.param_groups, self._optimiser.state = [], defaultdict(dict)
         self._scalars: dict[str, Any] = {}
         self.names = self._moments()
 
@@ -77,7 +87,7 @@ class FlatUpdate:
         """The optimiser with other parameters, and no hooks and state."""
         twin = copy.copy(self._optimiser)
         lr = {} if rate is None else {"lr": rate}
-        twin.param_groups = [{**self._group, "params": params, **lr}]
+        twin.param_groups = [{**self._group(), "params": params, **lr}]
         twin.state = defaultdict(dict)
         twin._optimizer_step_pre_hooks = OrderedDict()
         twin._optimizer_step_post_hooks = OrderedDict()
@@ -89,7 +99,7 @@ class FlatUpdate:
     def _made_early(self) -> dict[str, float | None]:
         """State that exists before the first step: the value of a moment, or None for a counter."""
         if isinstance(self._optimiser, torch.optim.Adagrad):
-            return {"sum": float(self._group["initial_accumulator_value"]), "step": None}
+            return {"sum": float(self._group()["initial_accumulator_value"]), "step": None}
         return {}
 
     def _moments(self) -> list[str]:

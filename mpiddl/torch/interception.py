@@ -8,7 +8,8 @@ they accumulate (``Tensor.register_post_accumulate_grad_hook``), and modules as 
 - ``torch.utils.data.DataLoader.__iter__``, to divide batches;
 - ``torch.autograd.backward``, to know whether a loss is a mean or a sum;
 - ``torch.nn.Module.__call__``, to divide forward passes of programs without a loader;
-- ``torch.distributed.init_process_group``, to refuse programs that distribute themselves.
+- ``torch.distributed.init_process_group``, to refuse programs that distribute themselves;
+- ``torch.save`` and ``torch.load``, to write the state of the strategy beside a checkpoint, and to read it.
 
 `remove` undoes all of it. The program's random state, defaults and weights are left alone.
 """
@@ -16,6 +17,7 @@ they accumulate (``Tensor.register_post_accumulate_grad_hook``), and modules as 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -45,6 +47,8 @@ class Interception:
         self._replace(Optimizer, "__init__", self._optimizer_init)
         self._replace(DataLoader, "__iter__", self._loader_iter)
         self._replace(torch.autograd, "backward", self._backward)
+        self._replace(torch, "save", self._save)
+        self._replace(torch, "load", self._load)
         self._forward = DividedForward(coordinator)
         self._replace(torch.nn.Module, "__call__", self._module_call)
         if torch.distributed.is_available():
@@ -113,6 +117,23 @@ class Interception:
                 self._inside = False
 
         return backward
+
+    def _save(self, before: Any) -> Any:
+        def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
+            before(obj, f, *args, **options)
+            if isinstance(f, (str, os.PathLike)):
+                self.coordinator.saved(obj, os.path.abspath(f))
+
+        return save
+
+    def _load(self, before: Any) -> Any:
+        def load(f: Any, *args: Any, **options: Any) -> Any:
+            found = before(f, *args, **options)
+            if isinstance(f, (str, os.PathLike)):
+                self.coordinator.loaded(os.path.abspath(f))
+            return found
+
+        return load
 
     def _init_process_group(self, before: Any) -> Any:
         def init(*args: Any, **options: Any) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ import torch
 from mpiddl.errors import UsageError
 from mpiddl.memory import FlatBuffer, aligned_zeros
 from mpiddl.strategies.base import Replica, Step, Strategy
+from mpiddl.strategies.periodic.averages import average
 from mpiddl.strategies.server.one_sided import OneSided
 from mpiddl.strategies.server.two_sided import TwoSided
 from mpiddl.torch.flat_tensors import SHARED, over_numpy, share
@@ -35,23 +38,25 @@ class LocalUpdate:
         Used for this alone; freed with `Free`.
     strategy : Strategy
         Resolved.
-    optimiser, group
-        The user's optimiser, and one of its ``param_groups``.
+    optimiser : torch.optim.Optimizer
+        The user's.
+    group : int
+        Number of one of its ``param_groups``.
     tensors : sequence of torch.Tensor
         Parameters of the group that require gradients, float32 or float64, on the CPU.
     steps : int
         Steps of the whole run, for strategies that plan; 0 if not known.
     """
 
-    def __init__(self, comm: Comm, strategy: Strategy, optimiser: torch.optim.Optimizer, group: dict[str, Any],
+    def __init__(self, comm: Comm, strategy: Strategy, optimiser: torch.optim.Optimizer, group: int,
                  tensors: Sequence[torch.Tensor], steps: int = 0):
         first = tensors[0]
         if first.dtype not in SHARED or first.device.type != "cpu":
             raise UsageError(f"strategy {strategy!r}: got parameters of type {first.dtype} on {first.device}, expected float32 "
                              "or float64 on the CPU; strategies that sum gradients, such as auto, take all types and devices")
-        self._comm, self.strategy, self.tensors, self._group = comm, strategy, list(tensors), group
-        self._optimiser, self._steps = optimiser, steps or ENDLESS
-        self._update = FlatUpdate(optimiser, group, first.dtype)
+        self._comm, self.strategy, self.tensors, self._steps = comm, strategy, list(tensors), steps or ENDLESS
+        self._optimiser, self._number, self._found = ref(optimiser), group, optimiser.param_groups[group]
+        self._update = FlatUpdate(optimiser, lambda: self._group, first.dtype)
         if needs_apply(strategy) and (why := self._update.trouble()):
             raise UsageError(f"strategy {strategy!r}: got the optimiser {type(optimiser).__name__}: {why}; expected an "
                              "optimiser such as SGD or Adam, or a strategy that sums gradients, such as auto")
@@ -68,12 +73,21 @@ class LocalUpdate:
         self._given = over_numpy(self._result, tensors)
         self._moments = {name: aligned_zeros(self._params.size, kind) for name in self._update.names}
         self._views = {name: over_numpy(array, tensors) for name, array in self._moments.items()}
-        self._replica = Replica(self._params, self._moments, self._update, lambda steps: float(group["lr"]),
+        self._replica = Replica(self._params, self._moments, self._update, lambda steps: float(self._group["lr"]),
                                 tensors=list(buffer.slices.values()), layers=buffer.layers)
         self._adopt()
         self._state: Any = strategy.init(comm, self._replica)
         self._index = 0
         self._rate: Any = None
+        self._hidden: tuple[np.ndarray, int] | None = None
+
+    @property
+    def _group(self) -> dict[str, Any]:
+        """The settings of the optimiser; those that it had, if it is gone."""
+        optimiser = self._optimiser()
+        if optimiser is not None:
+            self._found = optimiser.param_groups[self._number]  # loading a checkpoint makes new ones
+        return self._found
 
     @torch.no_grad()
     def before_step(self, samples: int, total: int, sums: bool) -> None:
@@ -117,16 +131,67 @@ class LocalUpdate:
 
     def _adopt(self) -> None:
         """Move the moments of the optimiser into the flat arrays, where it has made or loaded new ones."""
+        optimiser = self._optimiser()
+        if optimiser is None:
+            return
         for name, views in self._views.items():
             for tensor, view in zip(self.tensors, views, strict=True):
-                value = self._optimiser.state[tensor].get(name) if tensor in self._optimiser.state else None
+                value = optimiser.state[tensor].get(name) if tensor in optimiser.state else None
                 if isinstance(value, torch.Tensor) and value.data_ptr() != view.data_ptr():
                     view.copy_(value)
-                    self._optimiser.state[tensor][name] = view
+                    optimiser.state[tensor][name] = view
 
     def moved(self) -> bool:
         """Whether the program has put other memory under its parameters."""
         return any(tensor.data_ptr() != place for tensor, place in zip(self.tensors, self._places, strict=True))
+
+    @torch.no_grad()
+    def common(self) -> np.ndarray | None:
+        """The common model of all ranks: the strategy's, or the mean. None: it is in the parameters. Collective."""
+        if self.strategy.replicated and not self.strategy.guesses:
+            return None
+        params = self._params if self._hidden is None else self._hidden[0]
+        model = self.strategy.model(self._comm, self._state, params)
+        if model is not None:
+            return model
+        mean = params.copy()
+        average(self._comm, mean, self._comm.size)
+        return mean
+
+    def show_common(self) -> None:
+        """Put the common model of all ranks into the parameters, until `hide_common`. Collective."""
+        model = self.common()
+        if model is None:
+            return
+        own = self._params.copy() if self._hidden is None else self._hidden[0]
+        self._params[:] = model
+        self._hidden = own, crc32(self._params.data)
+
+    def hide_common(self) -> None:
+        """Put the parameters of this rank back, unless the program has changed them since `show_common`."""
+        if self._hidden is not None:
+            (own, shown), self._hidden = self._hidden, None
+            if crc32(self._params.data) == shown:
+                self._params[:] = own
+
+    def checksum(self) -> int:
+        """Of the parameters that the program sees."""
+        return crc32(self._params.data)
+
+    def saved(self) -> dict[str, Any]:
+        """What `take` needs to continue from here: nested dicts of numbers and arrays."""
+        own = self._params if self._hidden is None else self._hidden[0]
+        return {"params": own, "moments": self._moments, "index": self._index, "updates": self._replica.updates,
+                "strategy": self._state}
+
+    def take(self, saved: dict[str, Any]) -> None:
+        """Continue from what `saved` returned. Moments only if the program has loaded those of its optimiser."""
+        optimiser = self._optimiser()
+        self._params[:] = saved["params"]
+        if optimiser is not None and all(tensor in optimiser.state for tensor in self.tensors):
+            for name, moment in self._moments.items():
+                moment[:] = saved["moments"][name]
+        self._index, self._replica.updates, self._state = saved["index"], saved["updates"], saved["strategy"]
 
     def finish(self) -> None:
         """Leave the final model in the parameters. Collective."""

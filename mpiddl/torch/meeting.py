@@ -4,7 +4,7 @@ Each rank brings one row of numbers: what it is about to do, where it is in the 
 all rows. The ranks that are furthest behind act; the others take part without a contribution of their own, and meet again.
 Ranks whose program is over take part in the same way, until all are over.
 
-Cost: one all-reduce of 8 (7 + 2 sets) bytes for each rank.
+Cost: one all-reduce of 96 bytes for each rank; a second one with more than two sets of parameters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Event(IntEnum):
     BACKWARD = 5
     STEP = 6
     EPOCH_END = 7
-    END = 8
+    SAVE = 8
+    END = 9
 
 
 class Passing(Enum):
@@ -77,24 +78,41 @@ class Row(NamedTuple):
 FIELDS = len(Row._fields) - 1
 
 
-def meet(comm: Comm, row: Row, sets: int) -> list[Row]:
-    """Return the rows of all ranks. ``sets``: number of sets of parameters that ``row.steps`` has room for.
+ROOM = 2
+"""Sets of parameters in the first all-reduce of a meeting."""
+
+
+def meet(comm: Comm, row: Row) -> list[Row]:
+    """Return the rows of all ranks. A row has the steps of as many sets as its rank has.
 
     Communication
     -------------
-    Collective: one all-reduce of ``comm.size * (FIELDS + 2 * sets)`` float64.
+    Collective: one all-reduce of ``comm.size * (FIELDS + 1 + 2 * ROOM)`` float64; if a rank has more than `ROOM` sets of
+    parameters, one more for the others.
     """
-    table = np.zeros((comm.size, FIELDS + 2 * sets))
+    sets = [(row.touched >> number & 1, steps) for number, steps in enumerate(row.steps)]
+    table = np.zeros((comm.size, FIELDS + 1 + 2 * ROOM))
     table[comm.rank, :FIELDS] = row._replace(touched=0)[:FIELDS]
-    table[comm.rank, FIELDS : FIELDS + len(row.steps)] = row.steps
-    table[comm.rank, FIELDS + sets :] = [row.touched >> number & 1 for number in range(sets)]
+    table[comm.rank, FIELDS] = len(sets)
+    _fill(table[comm.rank, FIELDS + 1 :], sets[:ROOM])
     comm.Allreduce(IN_PLACE, table)
+    most = int(table[:, FIELDS].max())
+    if most > ROOM:
+        more = np.zeros((comm.size, 2 * (most - ROOM)))
+        _fill(more[comm.rank], sets[ROOM:])
+        comm.Allreduce(IN_PLACE, more)
+        table = np.hstack([table, more])
     found = []
     for line in table.astype(np.int64).tolist():
-        touched = sum(flag << number for number, flag in enumerate(line[FIELDS + sets :]))
-        row = Row(*line[:FIELDS], tuple(line[FIELDS : FIELDS + sets]))  # type: ignore[call-arg, arg-type]
-        found.append(row._replace(touched=touched))
+        count, rest = line[FIELDS], line[FIELDS + 1 :]
+        touched = sum(flag << number for number, flag in enumerate(rest[: 2 * count : 2]))
+        found.append(Row(*line[:FIELDS], tuple(rest[1 : 2 * count : 2]))._replace(touched=touched))  # type: ignore[call-arg, arg-type]
     return found
+
+
+def _fill(line: np.ndarray, sets: list[tuple[int, int]]) -> None:
+    for number, pair in enumerate(sets):
+        line[2 * number : 2 * number + 2] = pair
 
 
 def weights(rows: list[Row], active: list[int], rank: int) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 from zlib import crc32
 
 import torch
@@ -30,34 +31,53 @@ class ParameterSet:
     ----------
     steps : int
         Steps that were taken, with those that this rank made for others.
+    touched : bool
+        There is a gradient of this rank that was not exchanged yet.
     """
 
     def __init__(self, optimiser: torch.optim.Optimizer):
-        self.optimiser, self.name = optimiser, type(optimiser).__name__
+        self._optimiser, self.name = ref(optimiser), type(optimiser).__name__
+        self._groups = optimiser.param_groups
         self.summed: list[SummedGradients] = []
         self.local: list[LocalUpdate] = []
         self.tensors: list[torch.Tensor] = []
+        self._kinds: list[tuple[torch.dtype, torch.Size]] = []
         self._hooks: list[Any] = []
         self._numbers: dict[int, tuple[SummedGradients, int]] = {}
         self.steps = 0
         self.started = self.replaying = False
         self._scaled, self._factor = False, 1.0
-        self.retired = self.exchanged = False
+        self.retired = self.exchanged = self.touched = False
+
+    @property
+    def optimiser(self) -> torch.optim.Optimizer | None:
+        """The user's, as long as the program holds it."""
+        return self._optimiser()
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The ``param_groups`` of the optimiser; those that it had, if it is gone."""
+        optimiser = self.optimiser
+        if optimiser is not None:
+            self._groups = optimiser.param_groups  # loading a checkpoint makes new ones
+        return self._groups
 
     def wanted(self) -> list[torch.Tensor]:
         """The parameters that require gradients now."""
         found: dict[int, torch.Tensor] = {}
-        for group in self.optimiser.param_groups:
+        for group in self.groups:
             found.update((id(tensor), tensor) for tensor in group["params"] if tensor.requires_grad)
         return list(found.values())
 
     def changed(self) -> bool:
-        """Whether other parameters require gradients than when the set was built, or lie in other memory."""
+        """Whether other parameters require gradients than when the set was built, or have another dtype, shape or memory."""
         if self.retired:
             return False
         wanted = self.wanted()
         return len(wanted) != len(self.tensors) or any(
-            now is not then for now, then in zip(wanted, self.tensors, strict=True)) or any(each.moved() for each in self.local)
+            now is not then or (now.dtype, now.shape) != kind
+            for now, then, kind in zip(wanted, self.tensors, self._kinds, strict=True)
+        ) or any(each.moved() for each in self.local)
 
     def retire(self) -> None:
         """A later optimiser has the same parameters: their gradients are exchanged for that one."""
@@ -78,6 +98,7 @@ class ParameterSet:
         for hook in self._hooks:
             hook.remove()
         self.tensors = self.wanted()
+        self._kinds = [(tensor.dtype, tensor.shape) for tensor in self.tensors]
         self._hooks = [tensor.register_post_accumulate_grad_hook(lambda each: seen(self, each)) for tensor in self.tensors]
 
     def scale_incoming(self, factor: float, taken: set[int]) -> None:
@@ -101,9 +122,11 @@ class ParameterSet:
             self.summed = [SummedGradients(comm.Dup(), strategy, tensors) for tensors in by_dtype(self.tensors).values()]
             self._numbers = {id(tensor): (each, number) for each in self.summed for number, tensor in enumerate(each.tensors)}
             return
-        for group in self.optimiser.param_groups:
+        optimiser = self.optimiser
+        assert optimiser is not None, "the coordinator drops sets of optimisers that are gone"
+        for number, group in enumerate(optimiser.param_groups):
             tensors = [tensor for tensor in group["params"] if tensor.requires_grad]
-            self.local += [LocalUpdate(comm.Dup(), strategy, self.optimiser, group, each, steps)
+            self.local += [LocalUpdate(comm.Dup(), strategy, optimiser, number, each, steps)
                            for each in by_dtype(tensors).values()]
 
     def free(self) -> None:
@@ -120,8 +143,11 @@ class ParameterSet:
             each.exchange(before, after)
 
     def overlaps(self) -> bool:
-        """Whether gradients can be sent during the backward pass: the strategy does it, and no hook changes them later."""
-        return not self.retired and any(each.overlaps for each in self.summed) and all(
+        """Whether gradients can be sent during the backward pass: the strategy does it, and no hook changes them later.
+
+        Not those of several dtypes: ranks could send them in different order.
+        """
+        return not self.retired and len(self.summed) == 1 and self.summed[0].overlaps and all(
             len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()) <= 1 for tensor in self.tensors)
 
     def begin(self, before: float) -> None:
@@ -150,25 +176,28 @@ class ParameterSet:
     def replay(self) -> None:
         """Make the step of the optimiser, with the gradients that there are, without the program."""
         self.steps += 1
+        optimiser = self.optimiser
+        if optimiser is None:
+            return
         self.replaying = True
         try:
-            type(self.optimiser).step(self.optimiser)
+            type(optimiser).step(optimiser)
         finally:
             self.replaying = False
 
     def settings(self) -> tuple[float, ...]:
         """The numbers among the optimiser's settings, by which replicas could differ."""
-        groups = self.optimiser.param_groups
+        groups = self.groups
         return (len(self.tensors), *(float(value) for group in groups for value in _numbers(group)))
 
     def take_settings(self, groups: list[dict[str, Any]]) -> None:
         """Take over the settings of another rank, as `plain_settings` gives them."""
-        for mine, theirs in zip(self.optimiser.param_groups, groups, strict=True):
+        for mine, theirs in zip(self.groups, groups, strict=True):
             mine.update(theirs)
 
     def plain_settings(self) -> list[dict[str, Any]]:
         """The optimiser's settings, without parameters."""
-        return [{name: value for name, value in group.items() if name != "params"} for group in self.optimiser.param_groups]
+        return [{name: value for name, value in group.items() if name != "params"} for group in self.groups]
 
 
 def _numbers(group: dict[str, Any]) -> list[Any]:

@@ -27,6 +27,9 @@ from mpiddl.transport.comm import Comm
 EXTRA = 2
 """Further numbers in front of the gradients: whether the pass failed, and whether a tensor got a gradient twice in it."""
 
+SPARSE = 1 + 2**-12
+"""Flag of a sparse gradient; that of another one is 1. The fraction of the sum over ranks tells whether one was sparse."""
+
 ALIGNED = 16
 """Gradients begin at a multiple of so many elements."""
 
@@ -69,7 +72,6 @@ class SummedGradients:
     @torch.no_grad()
     def exchange(self, before: float, after: float) -> None:
         """Replace each gradient by ``after`` times the sum over all ranks of ``before`` times the gradient. Collective."""
-        self._sparse.clear()
         self._give(self.total([tensor.grad for tensor in self.tensors], before, after))
 
     def _give(self, means: Sequence[torch.Tensor | None]) -> None:
@@ -78,6 +80,8 @@ class SummedGradients:
                 tensor.grad = None
             elif number in self._sparse:
                 tensor.grad = mean.to_sparse(1)
+            elif tensor.grad is not None and tensor.grad.requires_grad:
+                tensor.grad.data.copy_(mean)  # the program may differentiate it
             elif tensor.grad is not mean:
                 tensor.grad = mean
 
@@ -95,8 +99,9 @@ class SummedGradients:
         np.multiply(total[self._lead :], self._result.dtype.type(after), out=self._result)
         if not self._direct:
             self._mean.copy_(torch.from_numpy(self._result))
-        present = total[: len(self.tensors)] > 0
-        return [mean if there else None for mean, there in zip(self.means, present.tolist(), strict=True)]
+        flags = total[: len(self.tensors)]
+        self._sparse = set(np.flatnonzero(flags % 1).tolist())
+        return [mean if there else None for mean, there in zip(self.means, (flags > 0).tolist(), strict=True)]
 
     def _fill(self, grads: Sequence[torch.Tensor | None], factor: float) -> None:
         self._flags[:] = 0.0
@@ -105,8 +110,8 @@ class SummedGradients:
             if grad is None or not factor:
                 view.zero_()
                 continue
-            self._flags[number] = 1.0
             if factor == 1.0 and grad.layout == torch.strided:
+                self._flags[number] = 1.0
                 given.append(grad.detach())
                 into.append(view)
             else:
@@ -116,8 +121,8 @@ class SummedGradients:
 
     def _write(self, number: int, grad: torch.Tensor, factor: float) -> None:
         view = self._views[number]
+        self._flags[number] = 1.0 if grad.layout == torch.strided else SPARSE
         if grad.layout != torch.strided:
-            self._sparse.add(number)
             grad = grad.to_dense()
         if factor == 1.0:
             view.copy_(grad.detach())
@@ -132,7 +137,6 @@ class SummedGradients:
         """A backward pass begins, whose gradients are exchanged as by `exchange`, with this ``before``. On all ranks."""
         self._before, self._sent, self._open = before, [False] * len(self.tensors), len(self.tensors)
         self._flags[:], self._late = 0.0, False
-        self._sparse.clear()
 
     @torch.no_grad()
     def final(self, number: int) -> None:
@@ -145,7 +149,6 @@ class SummedGradients:
         if grad is None or not self._before:
             view.zero_()
         else:
-            self._flags[number] = 1.0
             self._write(number, grad, self._before)
         while self._open and self._sent[self._open - 1]:
             self._open -= 1

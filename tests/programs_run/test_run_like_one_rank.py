@@ -59,9 +59,10 @@ weights("optimisers-anew", model)
 model = nn.Linear(4, 1)
 optimiser = sgd(model)
 for a, b in DataLoader(data, batch_size=6):
-    for param, grad in zip(model.parameters(), torch.autograd.grad(mse(model(a), b), list(model.parameters()))):
-        param.grad = grad
-    optimiser.step()
+    for goal in (b, -b):
+        for param, grad in zip(model.parameters(), torch.autograd.grad(mse(model(a), goal), list(model.parameters()))):
+            param.grad = grad
+        optimiser.step()
 weights("autograd-grad", model)
 
 model, optimiser = copy.deepcopy((model, optimiser))
@@ -99,6 +100,38 @@ for number, (a, b) in enumerate(DataLoader(data, batch_size=4)):
         continue
     optimiser.step()
 weights("caught-backward", model)
+
+model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+optimiser = sgd(model)
+for a, b in DataLoader(data, batch_size=5):
+    optimiser.zero_grad()
+    mse(model(a), b).backward(create_graph=True)
+    sum(param.grad.square().mean() for param in model.parameters()).backward()
+    optimiser.step()
+weights("penalty-of-gradients", model)
+
+table, model = nn.Embedding(3, 1, sparse=True), nn.Linear(4, 1)
+both = torch.optim.SparseAdam(table.parameters(), lr=0.1), sgd(model)
+for a, b in DataLoader(data, batch_size=3):
+    for optimiser in both:
+        optimiser.zero_grad()
+    out, rows = model(a), (a[:, 0] > 0).nonzero()[:, 0]
+    if len(rows):
+        out = out + torch.zeros_like(out).index_copy(0, rows, table((a[rows, 1] > 0).long()))
+    mse(out, b).backward()
+    for optimiser in both:
+        optimiser.step()
+weights("sparse", model, table.weight.sum().item())
+
+model = nn.Linear(4, 1).float()
+optimiser = sgd(model)
+for dtype in (torch.float32, torch.float64):
+    model.to(dtype)
+    for a, b in DataLoader(data, batch_size=5):
+        optimiser.zero_grad()
+        mse(model(a.to(dtype)), b.to(dtype)).backward()
+        optimiser.step()
+print("other-dtype", *(round(p.detach().abs().sum().item(), 4) for p in model.parameters()))
 
 model = nn.Linear(4, 1)
 optimiser = sgd(model, 0.01)
@@ -192,7 +225,7 @@ def test_weights_are_those_of_one_rank(tmp_path, command, mpirun):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     alone = lines(command(sys.executable, program).stdout)
-    assert len(alone) == 18
+    assert len(alone) == 21
     for ranks in (2, 3):
         found = mpirun(ranks, "mpiddl", "run", program)
         assert found.returncode == 0, found.stderr

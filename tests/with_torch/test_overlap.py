@@ -25,11 +25,12 @@ class Noted(Auto):
 @pytest.fixture
 def coordinated(link):
     """``coordinated(strategy, *tensors)``: a coordinator of an optimiser of ``tensors``."""
-    made = []
+    made, optimisers = [], []
 
     def make(strategy, *tensors):
         made.append(Coordinator(link.Dup(), strategy))
-        made[-1].add(torch.optim.SGD(tensors, lr=1.0))
+        optimisers.append(torch.optim.SGD(tensors, lr=1.0))
+        made[-1].add(optimisers[-1])
         made[-1].start()
         return made[-1]
 

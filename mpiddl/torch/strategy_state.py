@@ -1,0 +1,142 @@
+"""The state of a strategy, in a file beside a checkpoint that the program writes.
+
+The program's checkpoint holds what rank 0 has. A strategy such as `gossip` keeps more: a model and moments on each rank,
+averages under way, the number of steps. All of it goes to ``PATH.mpiddl`` when the program writes its parameters to ``PATH``
+with ``torch.save``. When a program has read ``PATH`` with ``torch.load``, the ranks continue with their own models and moments,
+if the parameters are those of the checkpoint, and the strategy and the number of ranks are the same.
+
+The file is a ZIP archive: ``manifest.json``, and for each rank a file in the safetensors format. It is written aside and
+renamed. Only rank 0 reads and writes. Cost: each rank's parameters, moments and state once to rank 0, or back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpiddl.strategies.base import Strategy, describe
+from mpiddl.torch.local_update import LocalUpdate
+from mpiddl.training.checkpoint import pack, unpack
+from mpiddl.transport.comm import Comm
+
+SUFFIX = ".mpiddl"
+FORMAT, VERSION = "mpiddl-strategy-state", 1
+MANIFEST, ASIDE = "manifest.json", ".writing"
+
+
+def holds(saved: Any, places: set[int], depth: int = 8) -> bool:
+    """Whether one of the tensors at ``places`` in memory is among those of a program's checkpoint."""
+    if isinstance(saved, torch.Tensor):
+        return saved.layout == torch.strided and saved.data_ptr() in places
+    if isinstance(saved, torch.nn.Module):
+        return any(tensor.data_ptr() in places for tensor in saved.parameters())
+    inner = saved.values() if isinstance(saved, dict) else saved if isinstance(saved, (list, tuple)) else ()
+    return depth > 0 and any(holds(each, places, depth - 1) for each in inner)
+
+
+def write(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: str | None) -> str:
+    """Write the state of all ranks beside ``path``, the program's checkpoint on rank 0; with None there, nothing.
+
+    Returns
+    -------
+    str
+        On rank 0 why it could not be written, or "".
+
+    Communication
+    -------------
+    Collective: one broadcast, one all-gather, and a message of each rank.
+    """
+    if not comm.bcast(path is not None):
+        return ""
+    from safetensors.numpy import save
+
+    structure, arrays = pack([part.saved() for part in parts])
+    mine = np.frombuffer(save(arrays), np.uint8)
+    told = comm.allgather((mine.size, structure))
+    if comm.rank:
+        comm.Send(mine, 0)
+        return ""
+    manifest = {"format": FORMAT, "version": VERSION, "strategy": describe(strategy), "ranks": comm.size,
+                "model": [part.checksum() for part in parts], "states": [structure for _, structure in told],
+                "sizes": [size for size, _ in told]}
+    target, contents = f"{path}{SUFFIX}", _contents(comm, manifest, mine)
+    try:
+        with zipfile.ZipFile(target + ASIDE, "w") as archive:
+            for name, content in contents:
+                archive.writestr(name, content)
+        os.replace(target + ASIDE, target)
+    except OSError as error:
+        for _ in contents:  # the other ranks are sending
+            pass
+        return f"{target}: the state of the strategy could not be written: {error.strerror}"
+    return ""
+
+
+def _contents(comm: Comm, manifest: dict[str, Any], mine: np.ndarray) -> Iterator[tuple[str, bytes]]:
+    yield MANIFEST, json.dumps(manifest).encode()
+    yield _member(0), mine.tobytes()
+    for rank, size in enumerate(manifest["sizes"][1:], 1):
+        content = np.empty(size, np.uint8)
+        comm.Recv(content, rank)
+        yield _member(rank), content.tobytes()
+
+
+def read(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: str | None) -> str:
+    """Give each rank its state back, if it belongs to the parameters that there are now. ``path`` as in `write`.
+
+    Returns
+    -------
+    str
+        What was done, on every rank; "" if there is no file.
+
+    Communication
+    -------------
+    Collective: one broadcast, and a message to each rank.
+    """
+    manifest, said = _opened(comm, strategy, parts, f"{path}{SUFFIX}") if comm.rank == 0 and path is not None else (None, "")
+    manifest, said = comm.bcast((manifest, said))
+    if manifest is None:
+        return said
+    from safetensors.numpy import load
+
+    content = np.empty(manifest["sizes"][comm.rank], np.uint8)
+    if comm.rank == 0:
+        with zipfile.ZipFile(f"{path}{SUFFIX}") as archive:
+            content[:] = np.frombuffer(archive.read(_member(0)), np.uint8)
+            for rank in range(1, comm.size):
+                comm.Send(np.frombuffer(archive.read(_member(rank)), np.uint8), rank)
+    else:
+        comm.Recv(content, 0)
+    for part, state in zip(parts, unpack(manifest["states"][comm.rank], load(content.tobytes())), strict=True):
+        part.take(state)
+    return said
+
+
+def _opened(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: str) -> tuple[dict[str, Any] | None, str]:
+    """The manifest, or None if the file is not to be used, and a sentence."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            manifest = json.loads(archive.read(MANIFEST))
+            if archive.testzip() is not None or manifest["format"] != FORMAT or manifest["version"] != VERSION:
+                raise ValueError("not a file of this version, or damaged")
+            theirs = manifest["strategy"], manifest["ranks"]
+            model, _ = manifest["model"], [archive.getinfo(_member(rank)) for rank in range(manifest["ranks"])]
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, zipfile.BadZipFile) as error:
+        return None, f"{path} was not used, it cannot be read: {error}"
+    if theirs != (describe(strategy), comm.size):
+        return None, f"{path} was not used, it is of the strategy {theirs[0]} on {theirs[1]} ranks"
+    if model != [part.checksum() for part in parts]:
+        return None, f"{path} was not used, its model is another one than the parameters"
+    return manifest, f"the ranks continued with their models and the state of the strategy in {path}"
+
+
+def _member(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
