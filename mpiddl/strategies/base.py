@@ -129,15 +129,17 @@ class Replica:
         The part of each layer: an array, and the arrays after it of one dimension that fits, such as a bias.
     trainers : int
         Ranks that hold rows, the first ones; 0: all ranks. The others, idle ranks, must not count in averages.
+    proportional : bool
+        Updates are proportional to the gradients, as those of SGD are. False: adaptive, such as Adam.
     """
 
-    __slots__ = ("_params", "apply", "begun", "layers", "moments", "rate", "tensors", "trainers", "updates")
+    __slots__ = ("_params", "apply", "begun", "layers", "moments", "proportional", "rate", "tensors", "trainers", "updates")
 
     def __init__(self, params: np.ndarray, moments: dict[str, np.ndarray], apply: Callable[..., None] = _nobody,
                  rate: Callable[[float], float] = _nobody, begun: int = 0, updates: int = 0, tensors: Sequence[slice] = (),
-                 layers: Sequence[slice] = (), trainers: int = 0):
+                 layers: Sequence[slice] = (), trainers: int = 0, proportional: bool = True):
         self._params, self.moments, self.apply, self.rate = params, moments, apply, rate
-        self.begun, self.updates, self.trainers = begun, updates, trainers
+        self.begun, self.updates, self.trainers, self.proportional = begun, updates, trainers, proportional
         self.tensors = tensors or [slice(0, params.size)]
         self.layers = layers or [slice(0, params.size)]
 

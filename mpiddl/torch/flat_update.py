@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,22 +66,32 @@ class FlatUpdate:
 
     def elementwise(self) -> bool:
         """Whether an update of two parameters is that of both, joined: two steps, with other gradients in each."""
+        start, *grads = self._numbers()
+        joined, apart = (self._after(start.split(sizes), [grad.split(sizes) for grad in grads]) for sizes in ([6], [4, 2]))
+        return joined is not None and apart is not None and bool(torch.allclose(joined, apart, rtol=1e-5, atol=1e-7))
+
+    def proportional(self) -> bool:
+        """Whether twice the gradients move parameters twice as far, from zeros: two steps."""
+        start, *grads = self._numbers()
+        once, twice = (self._after([torch.zeros_like(start)], [[factor * grad] for grad in grads]) for factor in (1, 2))
+        return once is not None and twice is not None and bool(torch.allclose(2 * once, twice, rtol=1e-5, atol=1e-7))
+
+    def _numbers(self) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(SEED)
-        start, *grads = (torch.randn(6, generator=generator, dtype=self._dtype) for _ in range(3))
-        ends = []
-        for sizes in ([6], [4, 2]):
-            params = [part.clone().requires_grad_() for part in start.split(sizes)]
-            twin = self._twin(params)
-            try:
-                for grad in grads:
-                    for param, part in zip(params, grad.split(sizes), strict=True):
-                        param.grad = part.clone()
-                    _step(twin)
-            except (RuntimeError, TypeError, ValueError):
-                return False
-            ends.append(torch.cat([param.detach() for param in params]))
-        joined, apart = ends
-        return bool(torch.allclose(joined, apart, rtol=1e-5, atol=1e-7))
+        return [torch.randn(6, generator=generator, dtype=self._dtype) for _ in range(3)]
+
+    def _after(self, start: Sequence[torch.Tensor], grads: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor | None:
+        """Parameters that begin at ``start``, joined, after a step with each of ``grads``; None if it makes no steps."""
+        params = [part.clone().requires_grad_() for part in start]
+        twin = self._twin(params)
+        try:
+            for each in grads:
+                for param, part in zip(params, each, strict=True):
+                    param.grad = part.clone()
+                _step(twin)
+        except (RuntimeError, TypeError, ValueError):
+            return None
+        return torch.cat([param.detach() for param in params])
 
     def _twin(self, params: list[torch.Tensor], rate: float | None = None) -> torch.optim.Optimizer:
         """The optimiser with other parameters, and no hooks and state."""

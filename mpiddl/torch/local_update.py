@@ -74,7 +74,8 @@ class LocalUpdate:
         self._moments = {name: aligned_zeros(self._params.size, kind) for name in self._update.names}
         self._views = {name: over_numpy(array, tensors) for name, array in self._moments.items()}
         self._replica = Replica(self._params, self._moments, self._update, lambda steps: float(self._group["lr"]),
-                                tensors=list(buffer.slices.values()), layers=buffer.layers)
+                                tensors=list(buffer.slices.values()), layers=buffer.layers,
+                                proportional=self._update.proportional())
         self._adopt()
         self._state: Any = strategy.init(comm, self._replica)
         self._index = 0

@@ -198,6 +198,13 @@ def test_a_late_step_is_damped_by_curvature_and_delay(workers, delay):
     np.testing.assert_allclose(state["layer sums"], means)
 
 
+def test_a_late_step_of_an_adaptive_optimiser_is_that_of_the_optimiser():
+    params, grad = np.arange(4.0), np.ones(4)
+    push = Push(params.copy(), grad, params, 0, 4, 6, 9, 0.5, {"velocity": np.zeros(4)}, proportional=False)
+    DDCASGD().update({"square": np.zeros(4), "layer sums": np.zeros(1), "version": 4}, push, applying(SGD(0.9), 0.0))
+    np.testing.assert_array_equal(push.params, params - 0.5)
+
+
 class WithDeadParameters(MLP):
     """An `MLP` with parameters whose gradient is always ``slope``."""
 

@@ -126,7 +126,7 @@ class OneSided(Strategy):
 
         def opened() -> Store:
             later = Replica(replica.params, replica.moments, replica.apply, lambda steps: replica.rate(state["begun"] + steps),
-                            updates=state["seen"], layers=replica.layers)
+                            updates=state["seen"], layers=replica.layers, proportional=replica.proportional)
             return Store(comm, self.rule, later, state.get("serves"))
 
         return comm.kept(STORE, opened)

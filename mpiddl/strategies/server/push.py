@@ -23,6 +23,7 @@ class Push:
     applied : the number of updates that they have seen.
     sums : for each layer of the model, the sum of the gradient's magnitudes, if the rule wants it.
     layers : the parts of the shard that belong to a layer, each with the number of the layer.
+    proportional : updates are proportional to the gradients (`mpiddl.strategies.base.Replica`).
     """
 
     params: np.ndarray
@@ -37,6 +38,7 @@ class Push:
     applied: int = 0
     sums: np.ndarray = field(default_factory=lambda: np.empty(0))
     layers: Sequence[tuple[int, slice]] = ()
+    proportional: bool = True
 
 
 def layers_of(layers: Sequence[slice], begin: int, end: int) -> list[tuple[int, slice]]:

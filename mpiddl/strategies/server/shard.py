@@ -86,7 +86,7 @@ class Shard:
             rate = self._replica.rate(version / self._workers)
             push = Push(params, grad, before, worker, self._workers, version - pulled, count, rate,
                         moments if own else self._moments, self._replica.updates + (count if own else version), sums,
-                        self._layers)
+                        self._layers, self._replica.proportional)
             self._rule.update({"version": version, **self._kept}, push, self._replica.apply)
         return lambda: version
 

@@ -14,6 +14,9 @@ Parameters whose gradient is always zero do not change k. The learning rate grow
 the damping: one learning rate works for 1 and for 32 workers. At small learning rates nothing is damped; the rule is then
 `dana` with a larger rate.
 
+With an optimiser whose updates are not proportional to gradients, such as Adam, eta is not the size of a step, and the
+optimiser itself divides by the magnitudes of gradients. Nothing is damped then, and the rate does not grow.
+
 Layers may lie on several servers: a worker computes the sums over its whole gradient, and sends them with each part of it.
 Cost: as with any rule, and 8 bytes for each layer; memory for two more copies of the shard, and the moments once for each
 worker. Sources: the look-ahead, Hakimi et al. 2019, arXiv:1907.11612 (DANA-Slim); the damping by delay and curvature and the
@@ -72,6 +75,9 @@ class DDCASGD(Rule):
         return {"square": np.zeros_like(like), "layer sums": np.zeros(layers)}
 
     def update(self, state: dict[str, Any], push: Push, apply: Callable[..., None]) -> None:
+        if not push.proportional:
+            apply(push.params, push.grad, push.moments, push.rate, 1.0, push.applied)
+            return
         sums = state["layer sums"]
         sums *= self.decay
         sums += (1 - self.decay) * push.sums
