@@ -6,7 +6,8 @@
     python tests/run.py --mpi openmpi=/my/venv/bin/python      with an environment of your own
 
 A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
-those with the mpi mark. Tests to which the library makes no difference (the mark no_mpi) run with the first one only. As
+those with the mpi mark; on four ranks, the first library runs all of them in the second tier. Tests to which the library
+makes no difference (the mark no_mpi) run with the first one only. As
 one rank is the longest by far, its files are dealt to several parts, by the seconds in ``tests/seconds.txt``, unless pytest
 is given arguments; ``--keep-seconds`` writes that file anew. If the machine has an older Python 3.11 than the environment,
 one more part of the second tier runs with that: one case of each test of one rank that starts no command or job.
@@ -104,6 +105,8 @@ def parts_of(mpi: str, size: int, options: argparse.Namespace) -> list[Part]:
     first = mpi == next(iter(options.mpi))
     if options.tier == "more" and size > 1 and not (first and size == 4):
         return []  # conftest.py leaves nothing for it
+    if options.tier == "test" and first and size == 4:
+        return []  # `make test-more` runs it
     alike = options.tier != "test" or size == (2 if first else 3)  # conftest.py leaves them out elsewhere
     files = [path for path in sorted(TESTS.rglob("test_*.py")) if size == 1 or _for_ranks(path.read_text(), alike)]
     much = size == 1 and (first or options.tier != "test")
@@ -197,7 +200,8 @@ def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
     if others:  # for the tests that start one library's program with the other's launcher
         env["MPIDDL_TEST_OTHER_PYTHON"] = str(others[0])
     command = [str(python), "-m", "pytest", "-p", "no:cacheprovider"]
-    command += [f"--record={part.file('jsonl')}", f"--tier={options.tier}"]
+    tier = "all" if (part.size, options.tier) == (4, "more") and not options.pytest else options.tier
+    command += [f"--record={part.file('jsonl')}", f"--tier={tier}"]
     if not sys.stdout.isatty():
         command.append("--color=no")  # Open MPI gives ranks a terminal of its own
     if part.python:

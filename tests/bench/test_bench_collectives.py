@@ -51,6 +51,7 @@ def test_rows_of_every_contender(mpirun, tmp_path, name):
     assert sent.get("two-step, in place", 0) == 0
 
 
+@pytest.mark.more
 def test_some_algorithms(mpirun, tmp_path):
     out = tmp_path / "rows.json"
     done = mpirun(2, "mpiddl", "bench", "bcast", "--sizes", "4KiB", "--seconds", "0.02", "--algorithms", "chain", "--json", out)
@@ -92,6 +93,7 @@ def test_every_setting_of_the_library_gives_the_same(link, call):
 
 
 @pytest.mark.no_mpi
+@pytest.mark.more
 def test_requests_against_the_librarys(mpirun, tmp_path):
     out = tmp_path / "rows.json"
     flags = ("--sizes", "4KiB", "--requests", "1,3", "--seconds", "0.02", "--json", out)

@@ -6,12 +6,12 @@ import json
 from importlib.util import find_spec
 
 import pytest
-from harness.tiers import more
 
 BENCH = "mpiddl", "bench", "remote-memory", "--seconds", "0"
 
 
-@pytest.mark.parametrize(("kind", "name"), [more("shared", "shared memory"), ("mpi", "MPI")])
+@pytest.mark.more
+@pytest.mark.parametrize(("kind", "name"), [("shared", "shared memory"), ("mpi", "MPI")])
 def test_against_a_copy_and_grpc(mpirun, tmp_path, kind, name):
     out = tmp_path / "rows.json"
     done = mpirun(3, *BENCH, "--sizes", "1KiB,300KiB", "--kind", kind, "--json", out)

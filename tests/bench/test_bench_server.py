@@ -10,6 +10,7 @@ import pytest
 from mpiddl.testbed import Testbed
 
 
+@pytest.mark.more
 def test_a_pull_against_a_copy_and_an_exchange_against_grpc(command, tmp_path):
     out = tmp_path / "rows.json"
     done = command("mpiddl", "bench", "server", "--seconds", "0", "--json", out)

@@ -54,6 +54,7 @@ def test_predictions_do_not_depend_on_the_ranks(tmp_path, size):
     assert counted["accuracy"] == trained.summary["test_accuracy"]
 
 
+@pytest.mark.more
 def test_a_job_file_and_flags_that_win(command, tmp_path):
     job = tmp_path / "job.toml"
     job.write_text('data = "digits"\nepochs = 7\nhidden = [8]\n')

@@ -60,6 +60,7 @@ def test_train_keeps_kernels_among_temporary_files_and_says_so_once(mpirun, nowh
 
 
 @pytest.mark.no_mpi
+@pytest.mark.more
 def test_pca_too(command, nowhere, folder, tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).random((600, 500)))
     finished = command("mpiddl", "pca", tmp_path / "x.npy", "-k", 2, "-o", tmp_path / "out", env=nowhere)

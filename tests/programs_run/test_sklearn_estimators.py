@@ -13,6 +13,7 @@ import pytest
 import scipy.sparse
 import sklearn.decomposition
 import sklearn.neural_network
+from harness.tiers import more
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -60,7 +61,7 @@ CASES = [
     (SVD(3, random_state=0, n_iter=20), SPARSE),
     (MLP((9,), max_iter=4, random_state=0), X),
     (REGRESSOR(hidden_layer_sizes=(9,), max_iter=4, random_state=0, early_stopping=True), X),
-    (MLP((9,), max_iter=4, random_state=0, solver="lbfgs"), SPARSE),
+    more(MLP((9,), max_iter=4, random_state=0, solver="lbfgs"), SPARSE),
 ]
 
 

@@ -92,7 +92,8 @@ def simulated(strategy, size=4, **more):
 
 
 @pytest.mark.no_mpi
-@pytest.mark.parametrize("conditions", [{"slow": "1:5"}, {"slow": "3:2,0:3"}, {"drop": "2:4:30"}, {"jitter": 0.5}], ids=str)
+@pytest.mark.parametrize("conditions", [{"slow": "1:5"}, *map(more, [
+    {"slow": "3:2,0:3"}, {"drop": "2:4:30"}, {"jitter": 0.5}])], ids=str)
 def test_bits_do_not_depend_on_who_is_late(conditions):
     usual, late = simulated(TWO), simulated(TWO, **conditions)
     assert weights(late).tobytes() == weights(usual).tobytes()
@@ -101,8 +102,8 @@ def test_bits_do_not_depend_on_who_is_late(conditions):
 
 
 @pytest.mark.no_mpi
-@pytest.mark.parametrize(("strategy", "most"), [(TWO, 0.55), (MDS_LATE, 0.5),
-                                                ("coded-sum:redundancy=3,code=mds,stragglers=1", 0.7)])
+@pytest.mark.parametrize(("strategy", "most"), [(TWO, 0.55), more(MDS_LATE, 0.5),
+                                                more("coded-sum:redundancy=3,code=mds,stragglers=1", 0.7)])
 def test_steps_do_not_take_as_long_as_those_of_a_slow_worker(strategy, most):
     found, plain = (simulated(name, slow="1:5").summary for name in (strategy, "two-step"))
     assert found["seconds"] < most * plain["seconds"]
