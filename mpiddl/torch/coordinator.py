@@ -29,6 +29,8 @@ from mpiddl.transport.comm import Comm
 
 T = TypeVar("T")
 
+UNKNOWN = "an error that the program has caught"
+
 class Coordinator:
     """What the ranks of one program agree on.
 
@@ -111,9 +113,9 @@ class Coordinator:
             self._arrive(Event.EPOCH_END)
             self.sets.show_common()
 
-    def failed(self) -> None:
+    def failed(self, error: Exception) -> None:
         """A backward pass has raised an error."""
-        self._end_overlap(failed=True)
+        self._end_overlap(failure=f"{type(error).__name__}: {error}")
         self._pass.running = self._summed = False
 
     def loss(self, sums: bool) -> None:
@@ -138,7 +140,7 @@ class Coordinator:
 
         Not where passes may be divided, which sum gradients themselves.
         """
-        self._end_overlap(failed=True, dropped=True)  # an earlier pass
+        self._end_overlap(failure=UNKNOWN, dropped=True)  # an earlier pass
         alone = [each for each in self.sets if not each.retired] == [parameters]
         divided = self._passes and not self._sharded
         if self.over or divided or not alone or not parameters.overlaps() or parameters.changed():
@@ -150,18 +152,20 @@ class Coordinator:
             self._total, self._overlapped = sum(row.samples for row in rows) or self.comm.size, parameters
             parameters.begin(before)
 
-    def _end_overlap(self, failed: bool = False, dropped: bool = False) -> None:
-        """The backward pass is over. Collective if its gradients are exchanged while it runs."""
+    def _end_overlap(self, failure: str = "", dropped: bool = False) -> None:
+        """The backward pass is over, or has raised ``failure``. Collective if its gradients are exchanged while it runs."""
         if self._overlapped is None:
             return
         parameters, self._overlapped = self._overlapped, None
-        parted = parameters.end(self._after, failed, dropped) and not failed
+        failures = self.comm.allgather(failure) if parameters.end(self._after, bool(failure), dropped) else []
         if dropped:
             return
         parameters.exchanged = True
         self._exchanged()
-        if parted:
-            raise MismatchError("program: a backward pass raised an error on other ranks, expected the same on all ranks")
+        if failures and not failure:
+            rank, words = next((rank, words) for rank, words in enumerate(failures) if words)
+            raise MismatchError(f"program: a backward pass raised an error on rank {rank} ({words}), expected the same on all "
+                                "ranks")
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -262,7 +266,7 @@ class Coordinator:
 
     def _arrive(self, event: Event, checksum: int | None = None) -> tuple[list[Row], list[int]]:
         """Meet until this rank is among those that act. Returns the rows of all ranks, and who acts."""
-        self._end_overlap(failed=True, dropped=True)  # its pass has raised an error
+        self._end_overlap(failure=UNKNOWN, dropped=True)  # its pass has raised an error
         while True:
             rows = meet(self.comm, self._row(event, checksum))
             active = behind(rows)

@@ -110,8 +110,8 @@ class Interception:
             self._inside = True
             try:
                 return before(tensors, *args, **options)
-            except Exception:
-                self.coordinator.failed()
+            except Exception as error:
+                self.coordinator.failed(error)
                 raise
             finally:
                 self._inside = False
