@@ -19,6 +19,12 @@ from mpiddl.strategies.summed_arrays import SummedArrays
 from mpiddl.transport.comm import AnyComm
 from mpiddl.transport.mpi import connect
 
+CHANGED = -1e15
+"""Stands for the rows of a rank whose arrays have other shapes than before: no sum of rows outweighs it."""
+
+Kinds = list[tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shapes and dtypes."""
+
 
 class DataParallel:
     """The ranks of a training loop. Construction is collective.
@@ -60,7 +66,7 @@ class DataParallel:
         if not chosen.sums_gradients:
             raise UsageError(f"strategy: got {strategy!r}, expected one that sums the gradients in every step, such as auto")
         self._sums = SummedArrays(self._comm.Dup(), chosen)
-        self._shapes: list[tuple[int, ...]] = []
+        self._kinds: Kinds | None = None
 
     def rows(self, n: int) -> slice:
         """This rank's rows of a batch of ``n``. All ranks have about the same number; some have none if ``n`` is small."""
@@ -100,11 +106,12 @@ class DataParallel:
         UsageError
             Numbers that are not real; fewer than 0 rows.
         ShapeError
-            Shapes differ between ranks. On every rank.
+            Shapes or dtypes differ between ranks. On every rank.
 
         Communication
         -------------
-        The strategy's, for all gradients as one array. The first call, and one with other shapes, compares the shapes.
+        The strategy's, for all gradients as one array. The first call, and one in which a rank has other shapes or dtypes than
+        before, compares them.
         """
         given = [np.asarray(each) for each in gradients]
         if wrong := [str(each.dtype) for each in given if each.dtype.kind not in "fiub"]:
@@ -113,23 +120,30 @@ class DataParallel:
             raise UsageError(f"rows: got {rows}, expected 0 or more")
         arrays = [each.astype(np.float32 if each.dtype.kind == "f" and each.dtype.itemsize <= 4 else np.float64, copy=False)
                   for each in given]
-        shapes = [each.shape for each in arrays]
-        if shapes != self._shapes:
-            self._check(shapes)
-        if not rows:
-            arrays = [np.zeros_like(each) for each in arrays]
-        kind: Any = np.float64 if any(each.dtype.itemsize == 8 for each in arrays) else np.float32
-        *sums, total = self._sums([*arrays, np.ones(1, kind)], rows)
+        kinds = [(each.shape, each.dtype) for each in arrays]
+        *sums, total = self._summed(arrays, rows, self._kinds if self._kinds is not None else self._agreed(kinds))
+        if total[0] < 0:
+            *sums, total = self._summed(arrays, rows, self._agreed(kinds))
         count = total[0] or 1
         return [(each / each.dtype.type(count)).astype(its.dtype if its.dtype.kind == "f" else each.dtype, copy=False)
                 for each, its in zip(sums, given, strict=True)]
 
-    def _check(self, shapes: list[tuple[int, ...]]) -> None:
-        every = self._comm.allgather(shapes)
+    def _summed(self, arrays: list[np.ndarray], rows: int, kinds: Kinds) -> list[np.ndarray]:
+        """The sums of arrays of these ``kinds``, times ``rows``, and of the rows; these are negative if a rank has others."""
+        changed = [(each.shape, each.dtype) for each in arrays] != kinds
+        if changed or not rows:
+            arrays = [np.zeros(shape, dtype) for shape, dtype in kinds]
+        kind: Any = np.float64 if any(each.dtype.itemsize == 8 for each in arrays) else np.float32
+        return self._sums([*arrays, np.full(1, CHANGED if changed else 1, kind)], 1 if changed else rows)
+
+    def _agreed(self, kinds: Kinds) -> Kinds:
+        """Those of all ranks. Collective."""
+        every = self._comm.allgather([(shape, str(dtype)) for shape, dtype in kinds])
         if any(each != every[0] for each in every):
-            raise ShapeError(f"gradients: got the shapes {every[:8]} on ranks 0 to {min(self.size, 8) - 1}, expected the same "
-                             "on every rank")
-        self._shapes = shapes
+            raise ShapeError(f"gradients: got the shapes and types {every[:8]} on ranks 0 to {min(self.size, 8) - 1}, expected "
+                             "the same on every rank")
+        self._kinds = kinds
+        return kinds
 
     def Free(self) -> None:
         """Give the memory back. Collective."""

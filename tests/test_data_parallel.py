@@ -60,3 +60,16 @@ def test_mistakes_are_told(comm):
         if comm.size > 1:
             with pytest.raises(ShapeError, match="shapes"):
                 parallel.mean([np.ones(2 + comm.rank)], 1)
+
+
+@pytest.mark.mpi
+@pytest.mark.no_mpi
+@pytest.mark.parametrize("other", [np.ones(5), np.ones(2, np.float32)], ids=["shape", "dtype"])
+def test_one_rank_may_not_change_shapes_alone(comm, other):
+    with DataParallel(comm=comm) as parallel:
+        assert parallel.mean([np.ones(2)], 3)[0].tolist() == [1, 1]
+        if comm.size > 1:
+            with pytest.raises(ShapeError, match="expected the same on every rank"):
+                parallel.mean([other if comm.rank == 1 else np.ones(2)], comm.rank)
+        assert parallel.mean([np.ones(2)], 3)[0].tolist() == [1, 1]
+        assert parallel.mean([2 * other], 3)[0].tolist() == (2 * other).tolist()

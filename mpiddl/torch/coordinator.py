@@ -83,9 +83,9 @@ class Coordinator:
         """Return what ``draw`` returns on rank 0: the batches of an epoch. Collective."""
         if self.over:
             return draw()
-        self.sets.hide_common()
-        self.start()
         self._epoch, self._batch = self._epoch + 1, -1
+        self.start()
+        self.sets.hide_common()
         _, active = self._arrive(Event.EPOCH)
         self._sharded += 1
         return drawn(self.comm, active[0], draw)
@@ -96,6 +96,7 @@ class Coordinator:
         With 0 samples, the rank takes part in its gradient now.
         """
         self._ranks = ranks
+        self.sets.hide_common()
         for each in self.sets:
             each.exchanged = False
         self._batch = max(self._batch + 1, number)
@@ -374,6 +375,7 @@ class Coordinator:
         """The program is over on this rank. Returns when it is over on all ranks. Collective."""
         self._arrive(Event.END)
         self.sets.hide_common()
+        self.sets.clean_up()
         for each in self.sets:
             for part in each.local:
                 part.finish()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -43,7 +44,7 @@ class Interception:
         self._loaders: WeakKeyDictionary[DataLoader[Any], Sharded] = WeakKeyDictionary()
         self._modules: WeakSet[torch.nn.Module] = WeakSet()
         self._undo: list[Callable[[], None]] = []
-        self._inside = False
+        self._inside, self._place = False, (os.getpid(), threading.get_ident())
         self._replace(Optimizer, "__init__", self._optimizer_init)
         self._replace(DataLoader, "__iter__", self._loader_iter)
         self._replace(torch.autograd, "backward", self._backward)
@@ -121,7 +122,7 @@ class Interception:
     def _save(self, before: Any) -> Any:
         def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
             before(obj, f, *args, **options)
-            if isinstance(f, (str, os.PathLike)):
+            if isinstance(f, (str, os.PathLike)) and (os.getpid(), threading.get_ident()) == self._place:
                 self.coordinator.saved(obj, os.path.abspath(f))
 
         return save

@@ -151,11 +151,10 @@ class LocalUpdate:
         """The common model of all ranks: the strategy's, or the mean. None: it is in the parameters. Collective."""
         if self.strategy.replicated and not self.strategy.guesses:
             return None
-        params = self._params if self._hidden is None else self._hidden[0]
-        model = self.strategy.model(self._comm, self._state, params)
+        model = self.strategy.model(self._comm, self._state, self._own_params())
         if model is not None:
             return model
-        mean = params.copy()
+        mean = self._own_params().copy()
         average(self._comm, mean, self._comm.size)
         return mean
 
@@ -164,16 +163,22 @@ class LocalUpdate:
         model = self.common()
         if model is None:
             return
-        own = self._params.copy() if self._hidden is None else self._hidden[0]
+        own = self._own_params()
+        own = own.copy() if own is self._params else own
         self._params[:] = model
         self._hidden = own, crc32(self._params.data)
 
     def hide_common(self) -> None:
         """Put the parameters of this rank back, unless the program has changed them since `show_common`."""
-        if self._hidden is not None:
-            (own, shown), self._hidden = self._hidden, None
-            if crc32(self._params.data) == shown:
-                self._params[:] = own
+        own, self._hidden = self._own_params(), None
+        if own is not self._params:
+            self._params[:] = own
+
+    def _own_params(self) -> np.ndarray:
+        """The parameters of this rank: hidden ones, unless the program has changed those that it sees."""
+        if self._hidden is not None and crc32(self._params.data) != self._hidden[1]:
+            self._hidden = None
+        return self._params if self._hidden is None else self._hidden[0]
 
     def checksum(self) -> int:
         """Of the parameters that the program sees."""
@@ -181,8 +186,7 @@ class LocalUpdate:
 
     def saved(self) -> dict[str, Any]:
         """What `take` needs to continue from here: nested dicts of numbers and arrays."""
-        own = self._params if self._hidden is None else self._hidden[0]
-        return {"params": own, "moments": self._moments, "index": self._index, "updates": self._replica.updates,
+        return {"params": self._own_params(), "moments": self._moments, "index": self._index, "updates": self._replica.updates,
                 "strategy": self._state}
 
     def take(self, saved: dict[str, Any]) -> None:
@@ -190,8 +194,8 @@ class LocalUpdate:
         optimiser = self._optimiser()
         self._params[:] = saved["params"]
         if optimiser is not None and all(tensor in optimiser.state for tensor in self.tensors):
-            for name, moment in self._moments.items():
-                moment[:] = saved["moments"][name]
+            for name in self._moments.keys() & saved["moments"].keys():
+                self._moments[name][:] = saved["moments"][name]
         self._index, self._replica.updates, self._state = saved["index"], saved["updates"], saved["strategy"]
 
     def finish(self) -> None:

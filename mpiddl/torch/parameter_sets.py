@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 
 import torch
 
@@ -24,6 +26,7 @@ class ParameterSets(list[ParameterSet]):
         super().__init__()
         self._comm, self._strategy = comm, strategy
         self._aside: list[list[torch.Tensor | None]] | None = None
+        self._written: set[str] = set()
 
     def add(self, optimiser: torch.optim.Optimizer, seen: Seen) -> None:
         """A set for an optimiser, not yet built. ``seen``: as in `ParameterSet.watch`."""
@@ -61,16 +64,23 @@ class ParameterSets(list[ParameterSet]):
             raise different(rows, active if len(active) < self._comm.size else others)
         for each, dead in zip(list(self), zip(*(gone for _, gone in theirs), strict=True), strict=True):
             if all(dead):
+                self._equal(each.tensors)
                 each.retire()
                 each.free()
                 self.remove(each)
         built = self.waiting()
         for each in built:
+            self._equal([tensor for tensor in each.tensors if not tensor.requires_grad])
             broadcast(self._comm, each.wanted())
             each.start(self._comm, self._strategy, seen, steps)
         return built
 
     # Equal replicas
+
+    def _equal(self, tensors: list[torch.Tensor]) -> None:
+        """Give all ranks the values of rank 0 in parameters that are not trained any more, if ranks differ. Collective."""
+        if not self._strategy.sums_gradients:
+            broadcast(self._comm, tensors)
 
     def catch_up(self, rows: list[Row], source: int) -> None:
         """Give ranks that took part in steps without samples the parameters of rank ``source``. Collective if any did.
@@ -177,7 +187,18 @@ class ParameterSets(list[ParameterSet]):
 
     def write_state(self, path: str | None) -> str:
         """`strategy_state.write`. Collective."""
+        self.clean_up()
+        if path is not None:
+            self._written.add(path)
         return strategy_state.write(self._comm, self._strategy, self.parts(), path)
+
+    def clean_up(self) -> None:
+        """Remove files of states whose checkpoints the program has removed."""
+        for path in [path for path in self._written if not os.path.exists(path)]:
+            self._written.remove(path)
+            if self._comm.rank == 0:
+                with contextlib.suppress(OSError):
+                    os.remove(path + strategy_state.SUFFIX)
 
     def read_state(self, path: str | None) -> str:
         """`strategy_state.read`. Collective."""

@@ -11,6 +11,7 @@ renamed. Only rank 0 reads and writes. Cost: each rank's parameters, moments and
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zipfile
@@ -63,9 +64,8 @@ def write(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: st
         comm.Send(mine, 0)
         return ""
     manifest = {"format": FORMAT, "version": VERSION, "strategy": describe(strategy), "ranks": comm.size,
-                "model": [part.checksum() for part in parts], "states": [structure for _, structure in told],
-                "sizes": [size for size, _ in told]}
-    target, contents = f"{path}{SUFFIX}", _contents(comm, manifest, mine)
+                "model": [part.checksum() for part in parts], "states": [structure for _, structure in told]}
+    target, contents = f"{path}{SUFFIX}", _contents(comm, manifest, mine, [size for size, _ in told])
     try:
         with zipfile.ZipFile(target + ASIDE, "w") as archive:
             for name, content in contents:
@@ -74,14 +74,16 @@ def write(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: st
     except OSError as error:
         for _ in contents:  # the other ranks are sending
             pass
+        with contextlib.suppress(OSError):
+            os.remove(target + ASIDE)
         return f"{target}: the state of the strategy could not be written: {error.strerror}"
     return ""
 
 
-def _contents(comm: Comm, manifest: dict[str, Any], mine: np.ndarray) -> Iterator[tuple[str, bytes]]:
+def _contents(comm: Comm, manifest: dict[str, Any], mine: np.ndarray, sizes: list[int]) -> Iterator[tuple[str, bytes]]:
     yield MANIFEST, json.dumps(manifest).encode()
     yield _member(0), mine.tobytes()
-    for rank, size in enumerate(manifest["sizes"][1:], 1):
+    for rank, size in enumerate(sizes[1:], 1):
         content = np.empty(size, np.uint8)
         comm.Recv(content, rank)
         yield _member(rank), content.tobytes()
@@ -99,13 +101,14 @@ def read(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: str
     -------------
     Collective: one broadcast, and a message to each rank.
     """
-    manifest, said = _opened(comm, strategy, parts, f"{path}{SUFFIX}") if comm.rank == 0 and path is not None else (None, "")
-    manifest, said = comm.bcast((manifest, said))
-    if manifest is None:
+    found, said = _opened(comm, strategy, parts, f"{path}{SUFFIX}") if comm.rank == 0 and path is not None else (None, "")
+    found, said = comm.bcast((found, said))
+    if found is None:
         return said
+    states, sizes = found
     from safetensors.numpy import load
 
-    content = np.empty(manifest["sizes"][comm.rank], np.uint8)
+    content = np.empty(sizes[comm.rank], np.uint8)
     if comm.rank == 0:
         with zipfile.ZipFile(f"{path}{SUFFIX}") as archive:
             content[:] = np.frombuffer(archive.read(_member(0)), np.uint8)
@@ -113,20 +116,22 @@ def read(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: str
                 comm.Send(np.frombuffer(archive.read(_member(rank)), np.uint8), rank)
     else:
         comm.Recv(content, 0)
-    for part, state in zip(parts, unpack(manifest["states"][comm.rank], load(content.tobytes())), strict=True):
+    for part, state in zip(parts, unpack(states[comm.rank], load(content.tobytes())), strict=True):
         part.take(state)
     return said
 
 
-def _opened(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: str) -> tuple[dict[str, Any] | None, str]:
-    """The manifest, or None if the file is not to be used, and a sentence."""
+def _opened(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate],
+            path: str) -> tuple[tuple[Any, list[int]] | None, str]:
+    """For each rank the state and the bytes of its arrays, or None if the file is not to be used; and a sentence."""
     try:
         with zipfile.ZipFile(path) as archive:
             manifest = json.loads(archive.read(MANIFEST))
             if archive.testzip() is not None or manifest["format"] != FORMAT or manifest["version"] != VERSION:
                 raise ValueError("not a file of this version, or damaged")
             theirs = manifest["strategy"], manifest["ranks"]
-            model, _ = manifest["model"], [archive.getinfo(_member(rank)) for rank in range(manifest["ranks"])]
+            model, states = manifest["model"], manifest["states"]
+            sizes = [archive.getinfo(_member(rank)).file_size for rank in range(manifest["ranks"])]
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError, KeyError, TypeError, RecursionError, zipfile.BadZipFile) as error:
@@ -135,7 +140,7 @@ def _opened(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: 
         return None, f"{path} was not used, it is of the strategy {theirs[0]} on {theirs[1]} ranks"
     if model != [part.checksum() for part in parts]:
         return None, f"{path} was not used, its model is another one than the parameters"
-    return manifest, f"the ranks continued with their models and the state of the strategy in {path}"
+    return (states, sizes), f"the ranks continued with their models and the state of the strategy in {path}"
 
 
 def _member(rank: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -25,7 +27,7 @@ def program(link, comm, tmp_path_factory):
     rows = torch.randn(45, 4, generator=torch.Generator().manual_seed(1))
     data = TensorDataset(rows, (rows[:, :1] > 0).float())
 
-    def ran(strategy, load=False, path=f"{folder}/half.pt", change=False):
+    def ran(strategy, load=False, path=f"{folder}/half.pt", change=False, freeze="", removes=False):
         torch.manual_seed(7)
         model = torch.nn.Linear(4, 1)
         coordinator = Coordinator(link.Dup(), make_strategy(strategy).resolve(link)[0])
@@ -42,13 +44,19 @@ def program(link, comm, tmp_path_factory):
                     optimiser.zero_grad()
                     torch.nn.functional.mse_loss(model(a), b).backward()
                     optimiser.step()
+                    if freeze == "inside" and len(models) == 3:
+                        model.weight.requires_grad_(False)
                     models.append(len(set(comm.allgather(model.weight.detach().sum().item()))))
                 seen.append(comm.allgather(model.weight.detach().clone()))
-                if epoch == 0 and comm.rank == 0:
-                    torch.save({"model": model.state_dict(), "optimiser": optimiser.state_dict()}, path)
                 if change:
                     with torch.no_grad():
                         model.weight.fill_(epoch)
+                if freeze == "between":
+                    model.weight.requires_grad_(False)
+                if epoch == 0 and comm.rank == 0:
+                    torch.save({"model": model.state_dict(), "optimiser": optimiser.state_dict()}, path)
+            if removes and comm.rank == 0:
+                os.remove(path)
             coordinator.finish()
             return seen, models, model.weight.detach().clone(), coordinator.facts.notes
         finally:
@@ -79,10 +87,25 @@ def test_a_program_that_loads_a_checkpoint_continues_as_if_it_had_not_stopped(pr
     assert "the ranks continued with their models" in notes[0]
 
 
-def test_what_the_program_changes_between_epochs_stays(program, comm):
-    seen, _, _, _ = program("local-sgd:period=100", change=True)
+def test_what_the_program_changes_between_epochs_stays(program):
     alone, _, _, _ = program("local-sgd:period=100")
+    seen, _, _, _ = program("local-sgd:period=100", change=True)
     assert not torch.allclose(seen[1][0], alone[1][0])
+    again, _, _, _ = program("local-sgd:period=100", load=True, change=True)
+    assert torch.equal(again[0][0], seen[1][0])
+
+
+@pytest.mark.parametrize("when", ["between", "inside"])
+def test_parameters_that_are_frozen_are_equal_on_all_ranks(program, when):
+    seen, _, _, _ = program("local-sgd:period=100", freeze=when)
+    assert all(torch.equal(each, seen[0][0]) for weights in seen for each in weights)
+
+
+def test_the_state_is_removed_with_its_checkpoint(program, comm):
+    program("local-sgd:period=100")
+    assert comm.bcast(os.path.exists(f"{program.path}.mpiddl"))
+    program("local-sgd:period=100", removes=True)
+    assert not comm.bcast(os.path.exists(f"{program.path}.mpiddl"))
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", None])
