@@ -2,8 +2,9 @@
 
 A rank reads back what it has written itself, since it finds its own files first: a model that is saved and loaded again is the
 same on all ranks, whether rank 0 has finished writing or not. Covered are ``open``, ``os.mkdir``, ``os.remove``, ``os.unlink``,
-``os.rename``, ``os.replace``, ``os.rmdir``, ``os.stat`` and what is made of them, such as ``os.makedirs``, ``os.path.exists``,
-``pathlib`` and ``shutil.copy``; ``shutil.rmtree``; and `torch.save` and `h5py.File`, whose compiled code opens files by itself.
+``os.rename``, ``os.replace``, ``os.rmdir``, ``os.stat``, ``os.chmod``, ``os.utime`` and what is made of them, such as
+``os.makedirs``, ``os.path.exists``, ``pathlib`` and ``shutil.copy``; ``shutil.rmtree``; and `torch.save` and `h5py.File`, whose
+compiled code opens files by itself.
 Folders of ``tempfile`` are each rank's own already, and caches are made for several processes: both stay where they are. Files
 that other compiled code or another process opens are not covered, nor are lists of a folder's files.
 """
@@ -46,6 +47,8 @@ class OwnFiles:
         for name in ("rename", "replace"):
             self._replace(os, name, self._renamed)
         self._replace(os, "stat", self._stated)
+        for name in ("chmod", "utime"):
+            self._replace(os, name, functools.partial(self._marked, getattr(os, name)))
         self._make_temporary = tempfile.mkdtemp
         self._replace(tempfile, "mkdtemp", self._made_temporary)
 
@@ -147,6 +150,13 @@ class OwnFiles:
         if own is not None and options.get("dir_fd") is None and (self._exists(own) or self._is_gone(own)):
             return self._stat(own, *args, **options)
         return self._stat(path, *args, **options)
+
+    def _marked(self, before: Callable[..., None], path: Any, *args: Any, **options: Any) -> None:
+        own = self._own(path)
+        if own is None or options.get("dir_fd") is not None:
+            before(path, *args, **options)
+        elif self._exists(own):
+            before(own, *args, **options)  # of a file that is not this rank's own, rank 0 changes it
 
     def _made(self, path: Any, mode: int = 0o777, **options: Any) -> None:
         own = self._own(path)

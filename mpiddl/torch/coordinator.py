@@ -232,7 +232,9 @@ class Coordinator:
     def _exchange_or_idle(self) -> None:
         if not self.strategy.sums_gradients:
             if self.strategy.lockstep:
-                self.sets.join_step(self._arrive(Event.STEP)[0], self._sums)
+                self._untouched()
+                rows, active = self._arrive(Event.STEP)
+                self.sets.join_step([rows[rank] for rank in active], self._sums)
             return
         rows, active = self._arrive(Event.GRADIENT)
         self._exchange(rows, active)

@@ -189,14 +189,21 @@ class LocalUpdate:
         return {"params": self._own_params(), "moments": self._moments, "index": self._index, "updates": self._replica.updates,
                 "strategy": self._state}
 
+    def fits(self, saved: dict[str, Any]) -> bool:
+        """Whether `take` can use it."""
+        arrays = [saved["params"], *saved["moments"].values()]
+        return all(array.shape == self._params.shape and array.dtype == self._params.dtype for array in arrays) and all(
+            isinstance(saved[name], int) for name in ("index", "updates")) and "strategy" in saved
+
     def take(self, saved: dict[str, Any]) -> None:
         """Continue from what `saved` returned. Moments only if the program has loaded those of its optimiser."""
         optimiser = self._optimiser()
         self._params[:] = saved["params"]
-        if optimiser is not None and all(tensor in optimiser.state for tensor in self.tensors):
+        if optimiser is not None and any(tensor in optimiser.state for tensor in self.tensors):
+            self._replica.updates = saved["updates"]
             for name in self._moments.keys() & saved["moments"].keys():
                 self._moments[name][:] = saved["moments"][name]
-        self._index, self._replica.updates, self._state = saved["index"], saved["updates"], saved["strategy"]
+        self._index, self._state = saved["index"], saved["strategy"]
 
     def finish(self) -> None:
         """Leave the final model in the parameters. Collective."""

@@ -45,7 +45,7 @@ class ParameterSets(list[ParameterSet]):
         return [each for each in self if not each.retired and (not each.started or each.changed())]
 
     def build(self, seen: Seen, steps: int, rows: list[Row], active: list[int]) -> list[ParameterSet]:
-        """Build those that are `waiting`, with the values of rank 0, and drop those whose optimisers no rank has any more.
+        """Build those that are `waiting`, with the values of rank 0, and drop those whose optimisers are gone on a rank.
 
         Collective. Returns what was built.
 
@@ -62,12 +62,13 @@ class ParameterSets(list[ParameterSet]):
         others = [rank for rank, (shapes, _) in enumerate(theirs) if shapes != theirs[0][0]]
         if len(active) < self._comm.size or others or len({len(gone) for _, gone in theirs}) > 1:
             raise different(rows, active if len(active) < self._comm.size else others)
-        for each, dead in zip(list(self), zip(*(gone for _, gone in theirs), strict=True), strict=True):
-            if all(dead):
-                self._equal(each.tensors)
-                each.retire()
-                each.free()
-                self.remove(each)
+        dead = [each for each, ranks in zip(self, zip(*(gone for _, gone in theirs), strict=True), strict=True) if any(ranks)]
+        living = {id(tensor) for each in self if each not in dead for tensor in each.wanted()}
+        for each in dead:
+            self._equal([tensor for tensor in each.tensors if id(tensor) not in living])
+            each.retire()
+            each.free()
+            self.remove(each)
         built = self.waiting()
         for each in built:
             self._equal([tensor for tensor in each.tensors if not tensor.requires_grad])

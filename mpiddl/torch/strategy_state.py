@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -99,7 +100,7 @@ def read(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: str
 
     Communication
     -------------
-    Collective: one broadcast, and a message to each rank.
+    Collective: one broadcast, a message to each rank, and one all-gather.
     """
     found, said = _opened(comm, strategy, parts, f"{path}{SUFFIX}") if comm.rank == 0 and path is not None else (None, "")
     found, said = comm.bcast((found, said))
@@ -116,7 +117,14 @@ def read(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: str
                 comm.Send(np.frombuffer(archive.read(_member(rank)), np.uint8), rank)
     else:
         comm.Recv(content, 0)
-    for part, state in zip(parts, unpack(states[comm.rank], load(content.tobytes())), strict=True):
+    try:
+        mine = unpack(states[comm.rank], load(content.tobytes()))
+        fits = len(mine) == len(parts) and all(part.fits(state) for part, state in zip(parts, mine, strict=True))
+    except Exception:  # whatever a hostile file leads to
+        mine, fits = [], False
+    if not all(comm.allgather(fits)):
+        return f"{path}{SUFFIX} was not used, it cannot be read: what it holds has another form"
+    for part, state in zip(parts, mine, strict=True):
         part.take(state)
     return said
 
@@ -134,7 +142,7 @@ def _opened(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate],
             sizes = [archive.getinfo(_member(rank)).file_size for rank in range(manifest["ranks"])]
     except FileNotFoundError:
         return None, ""
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         return None, f"{path} was not used, it cannot be read: {error}"
     if theirs != (describe(strategy), comm.size):
         return None, f"{path} was not used, it is of the strategy {theirs[0]} on {theirs[1]} ranks"

@@ -37,6 +37,18 @@ def test_what_a_rank_writes_it_reads(files):
     assert Path("out/deep/of-rank-0.txt").read_text() == "rank 0 and mine"
 
 
+def test_copies_have_the_mode_and_the_time_of_the_file(files):
+    before = os.stat("out/deep/of-rank-0.txt")
+    os.chmod("out/deep/of-rank-0.txt", 0o600)  # by rank 0 alone
+    assert os.stat("out/deep/of-rank-0.txt").st_mode == before.st_mode
+    Path("mine.txt").write_text("mine")
+    os.chmod("mine.txt", 0o640)
+    shutil.copy("mine.txt", "copy.txt")
+    shutil.copy2("mine.txt", "copy2.txt")
+    assert {os.stat(name).st_mode & 0o777 for name in ("mine.txt", "copy.txt", "copy2.txt")} == {0o640}
+    assert os.stat("copy2.txt").st_mtime_ns == os.stat("mine.txt").st_mtime_ns
+
+
 def test_a_folder_is_removed_for_this_rank_only(files):
     Path("out/deep/mine.txt").write_text("mine")
     shutil.rmtree("out")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import zipfile
 
 import pytest
 
@@ -126,3 +128,42 @@ def test_a_state_of_another_strategy_is_not_used(program):
     program("local-sgd:period=7")
     _, _, _, notes = program("local-sgd:period=5", load=True)
     assert "it is of the strategy LocalSGD" in notes[0]
+
+
+@pytest.mark.parametrize("strategy", ["gossip:graph=complete", "local-sgd:period=3"])
+def test_two_optimisers_and_a_rank_without_rows(link, comm, strategy):
+    rows = torch.arange(2.0 * comm.size + 1).view(-1, 1)
+    models = [torch.nn.Linear(1, 1) for _ in range(2)]
+    coordinator = Coordinator(link.Dup(), make_strategy(strategy).resolve(link)[0])
+    interception = Interception(coordinator)
+    try:
+        optimisers = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in models]
+        for _ in range(2):
+            for (a,) in DataLoader(TensorDataset(rows), batch_size=2 * comm.size):
+                for model, optimiser in zip(models, optimisers, strict=True):
+                    optimiser.zero_grad()
+                    model(a).square().mean().backward()
+                    optimiser.step()
+        coordinator.finish()
+    finally:
+        interception.remove()
+    assert len(set(comm.allgather(tuple(model.weight.item() for model in models)))) == 1
+    for parameters in coordinator.sets:
+        parameters.free()
+    coordinator.comm.Free()
+
+
+def test_a_state_of_another_form_is_not_used(program, comm):
+    program("local-sgd:period=7")
+    path = f"{program.path}.mpiddl"
+    if comm.rank == 0:
+        with zipfile.ZipFile(path) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        manifest = json.loads(members["manifest.json"])
+        manifest["states"][1] = {"list": []}
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in (members | {"manifest.json": json.dumps(manifest).encode()}).items():
+                archive.writestr(name, content)
+    comm.barrier()
+    _, _, _, notes = program("local-sgd:period=7", load=True)
+    assert "what it holds has another form" in notes[0]
