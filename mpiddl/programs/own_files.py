@@ -2,9 +2,9 @@
 
 A rank reads back what it has written itself, since it finds its own files first: a model that is saved and loaded again is the
 same on all ranks, whether rank 0 has finished writing or not. Covered are ``open``, ``os.mkdir``, ``os.remove``, ``os.unlink``,
-``os.rename``, ``os.replace``, ``os.rmdir``, ``os.stat``, ``os.chmod``, ``os.utime`` and what is made of them, such as
-``os.makedirs``, ``os.path.exists``, ``pathlib`` and ``shutil.copy``; ``shutil.rmtree``; and `torch.save` and `h5py.File`, whose
-compiled code opens files by itself.
+``os.rename``, ``os.replace``, ``os.rmdir``, ``os.stat``, ``os.chmod``, ``os.utime``, extended attributes, and what is made of
+them, such as ``os.makedirs``, ``os.path.exists``, ``pathlib`` and ``shutil.copy``; ``shutil.rmtree``; and `torch.save` and
+`h5py.File`, whose compiled code opens files by itself.
 Folders of ``tempfile`` are each rank's own already, and caches are made for several processes: both stay where they are. Files
 that other compiled code or another process opens are not covered, nor are lists of a folder's files.
 """
@@ -47,8 +47,10 @@ class OwnFiles:
         for name in ("rename", "replace"):
             self._replace(os, name, self._renamed)
         self._replace(os, "stat", self._stated)
-        for name in ("chmod", "utime"):
-            self._replace(os, name, functools.partial(self._marked, getattr(os, name)))
+        for name, by in (("chmod", self._marked), ("utime", self._marked), ("setxattr", self._marked),
+                         ("listxattr", self._asked), ("getxattr", self._asked)):
+            if hasattr(os, name):
+                self._replace(os, name, functools.partial(by, getattr(os, name)))
         self._make_temporary = tempfile.mkdtemp
         self._replace(tempfile, "mkdtemp", self._made_temporary)
 
@@ -157,6 +159,10 @@ class OwnFiles:
             before(path, *args, **options)
         elif self._exists(own):
             before(own, *args, **options)  # of a file that is not this rank's own, rank 0 changes it
+
+    def _asked(self, before: Callable[..., Any], path: Any, *args: Any, **options: Any) -> Any:
+        own = self._own(path)
+        return before(own if own is not None and self._exists(own) else path, *args, **options)
 
     def _made(self, path: Any, mode: int = 0o777, **options: Any) -> None:
         own = self._own(path)
