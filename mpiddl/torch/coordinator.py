@@ -30,6 +30,8 @@ from mpiddl.transport.comm import Comm
 T = TypeVar("T")
 
 UNKNOWN = "an error that the program has caught"
+"""Words for the error of a backward pass that is noticed when something else begins."""
+
 
 class Coordinator:
     """What the ranks of one program agree on.
@@ -315,10 +317,9 @@ class Coordinator:
         rows, active = self._arrive(Event.START)
         for each in self.sets.build(self.seen, self._steps, rows, active):
             self.facts.optimisers[each.name] = len(each.tensors)
-        if self.strategy.lockstep:
-            if said := self.sets.read_state(self._loaded):
-                self.facts.note(said)
-            self._loaded = None
+        if self.strategy.lockstep and (sentence := self.sets.read_state(self._loaded)):
+            self.facts.note(sentence)
+        self._loaded = None
 
     # Steps of optimisers
 
@@ -326,7 +327,7 @@ class Coordinator:
         """The optimiser of a set is about to step."""
         if self.over or each.replaying:
             return
-        if not each.started or each.changed():
+        if not each.exchanged and (not each.started or each.changed()):  # an exchange has looked at it
             self.start()
         if self.strategy.sums_gradients:
             if self._sharded and not each.exchanged and not each.retired:  # no backward pass has given its gradients
@@ -358,8 +359,7 @@ class Coordinator:
     # Checkpoints of the program
 
     def saved(self, content: Any, path: str) -> None:
-        """The program has written ``content`` to ``path``. If parameters are in it, write the strategy's state too. Collective.
-        """
+        """The program has written ``content`` to a file. If parameters are in it, write the strategy's state. Collective."""
         if not self.over and self.strategy.lockstep and self.sets.in_checkpoint(content):
             _, active = self._arrive(Event.SAVE)
             self._write(path if 0 in active else None)

@@ -189,7 +189,7 @@ class ParameterSets(list[ParameterSet]):
     def write_state(self, path: str | None) -> str:
         """`strategy_state.write`. Collective."""
         self.clean_up()
-        if path is not None:
+        if path is not None and self._comm.rank == 0:
             self._written.add(path)
         return strategy_state.write(self._comm, self._strategy, self.parts(), path)
 
@@ -197,9 +197,8 @@ class ParameterSets(list[ParameterSet]):
         """Remove files of states whose checkpoints the program has removed."""
         for path in [path for path in self._written if not os.path.exists(path)]:
             self._written.remove(path)
-            if self._comm.rank == 0:
-                with contextlib.suppress(OSError):
-                    os.remove(path + strategy_state.SUFFIX)
+            with contextlib.suppress(OSError):
+                os.remove(path + strategy_state.SUFFIX)
 
     def read_state(self, path: str | None) -> str:
         """`strategy_state.read`. Collective."""

@@ -60,13 +60,13 @@ def write(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: st
 
     structure, arrays = pack([part.saved() for part in parts])
     mine = np.frombuffer(save(arrays), np.uint8)
-    told = comm.allgather((mine.size, structure))
+    everyone = comm.allgather((mine.size, structure))
     if comm.rank:
         comm.Send(mine, 0)
         return ""
     manifest = {"format": FORMAT, "version": VERSION, "strategy": describe(strategy), "ranks": comm.size,
-                "model": [part.checksum() for part in parts], "states": [structure for _, structure in told]}
-    target, contents = f"{path}{SUFFIX}", _contents(comm, manifest, mine, [size for size, _ in told])
+                "model": [part.checksum() for part in parts], "states": [structure for _, structure in everyone]}
+    target, contents = f"{path}{SUFFIX}", _contents(comm, manifest, mine, [size for size, _ in everyone])
     try:
         with zipfile.ZipFile(target + ASIDE, "w") as archive:
             for name, content in contents:
@@ -102,10 +102,10 @@ def read(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: str
     -------------
     Collective: one broadcast, a message to each rank, and one all-gather.
     """
-    found, said = _opened(comm, strategy, parts, f"{path}{SUFFIX}") if comm.rank == 0 and path is not None else (None, "")
-    found, said = comm.bcast((found, said))
+    found, sentence = _opened(comm, strategy, parts, f"{path}{SUFFIX}") if comm.rank == 0 and path is not None else (None, "")
+    found, sentence = comm.bcast((found, sentence))
     if found is None:
-        return said
+        return sentence
     states, sizes = found
     from safetensors.numpy import load
 
@@ -126,7 +126,7 @@ def read(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate], path: str
         return f"{path}{SUFFIX} was not used, it cannot be read: what it holds has another form"
     for part, state in zip(parts, mine, strict=True):
         part.take(state)
-    return said
+    return sentence
 
 
 def _opened(comm: Comm, strategy: Strategy, parts: Sequence[LocalUpdate],
