@@ -6,10 +6,10 @@
     python tests/run.py --mpi openmpi=/my/venv/bin/python      with an environment of your own
 
 A part is one MPI library at one world size. On one rank it runs all tests that do not need more, on several
-those with the mpi mark; on four ranks, the first library runs all of them in the second tier. Tests to which the library
-makes no difference (the mark no_mpi) run with the first one only. As
-one rank is the longest by far, its files are dealt to several parts, by the seconds in ``tests/seconds.txt``, unless pytest
-is given arguments; ``--keep-seconds`` writes that file anew. If the machine has an older Python 3.11 than the environment,
+those with the mpi mark. The second tier runs all tests of the first library on four ranks, and of the other one on one rank,
+which the first tier leaves out. Tests to which the library makes no difference (the mark no_mpi) run with the first one
+only. As one rank is the longest by far, its files are dealt to several parts, by the seconds in ``tests/seconds.txt``, unless
+pytest is given arguments; ``--keep-seconds`` writes that file anew. If the machine has an older Python 3.11 than the environment,
 one more part of the second tier runs with that: one case of each test of one rank that starts no command or job.
 First of all a single process fills the cache of compiled kernels that all parts share. Two parts run at a time, where
 there are two cores, those of one rank first: three that start jobs take each other's cores.
@@ -45,6 +45,9 @@ COLUMNS = "{:<24} {:>7} {:>7} {:>8} {:>8}"
 SECONDS = TESTS / "seconds.txt"
 DEALS = 4
 """Parts of one rank."""
+_LATER = {True: 4, False: 1}
+"""Numbers of ranks that only `make test-more` runs, with the first library and with the other one."""
+
 SLOWEST = 20
 
 Deal = tuple[int, int]
@@ -105,8 +108,8 @@ def parts_of(mpi: str, size: int, options: argparse.Namespace) -> list[Part]:
     first = mpi == next(iter(options.mpi))
     if options.tier == "more" and size > 1 and not (first and size == 4):
         return []  # conftest.py leaves nothing for it
-    if options.tier == "test" and first and size == 4:
-        return []  # `make test-more` runs it
+    if options.tier == "test" and size == _LATER[first]:
+        return []
     alike = options.tier != "test" or size == (2 if first else 3)  # conftest.py leaves them out elsewhere
     files = [path for path in sorted(TESTS.rglob("test_*.py")) if size == 1 or _for_ranks(path.read_text(), alike)]
     much = size == 1 and (first or options.tier != "test")
@@ -200,7 +203,8 @@ def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
     if others:  # for the tests that start one library's program with the other's launcher
         env["MPIDDL_TEST_OTHER_PYTHON"] = str(others[0])
     command = [str(python), "-m", "pytest", "-p", "no:cacheprovider"]
-    tier = "all" if (part.size, options.tier) == (4, "more") and not options.pytest else options.tier
+    later = part.size == _LATER[part.mpi == next(iter(options.mpi))] and not options.pytest
+    tier = "all" if later and options.tier == "more" else options.tier
     command += [f"--record={part.file('jsonl')}", f"--tier={tier}"]
     if not sys.stdout.isatty():
         command.append("--color=no")  # Open MPI gives ranks a terminal of its own

@@ -19,6 +19,8 @@ from mpiddl.cli import main
 from mpiddl.errors import DataError
 from mpiddl.transport import virtual
 
+pytestmark = pytest.mark.no_mpi
+
 TRAIN = ("mpiddl", "train", "--epochs", "1")
 
 

@@ -22,6 +22,8 @@ USES = {
     "train": "mpiddl.train('softmax', 'digits', epochs=1, quiet=True)",
     "pca": "mpiddl.decomposition.PCA(2).fit(np.random.default_rng(0).random((600, 500)))",
 }
+pytestmark = pytest.mark.no_mpi
+
 USE = "import numpy as np, mpiddl, mpiddl.decomposition; from mpi4py import MPI; {}; print('done')"
 
 
@@ -59,7 +61,6 @@ def test_train_keeps_kernels_among_temporary_files_and_says_so_once(mpirun, nowh
     assert "export NUMBA_CACHE_DIR=" in finished.stderr
 
 
-@pytest.mark.no_mpi
 @pytest.mark.more
 def test_pca_too(command, nowhere, folder, tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).random((600, 500)))
@@ -68,7 +69,6 @@ def test_pca_too(command, nowhere, folder, tmp_path):
     assert "Traceback" not in finished.stderr and finished.stderr.count(SAYS) == 1
 
 
-@pytest.mark.no_mpi
 def test_the_doctor_shows_it_with_the_remedy(command, nowhere, folder):
     look = "from mpiddl.doctor import checks as doctor; print(doctor.LOCAL['numba cache']('numba cache', {}))"
     said = command(sys.executable, "-c", look, env=nowhere).stdout
@@ -94,7 +94,6 @@ def among(tmp_path, monkeypatch):
     kernel_cache.temporary_folder.cache_clear()
 
 
-@pytest.mark.no_mpi
 def test_the_folder_is_the_users_own(among):
     old = os.umask(0)
     try:
@@ -131,7 +130,6 @@ def _in_a_folder_of_another_user(path: Path) -> None:
     os.chown(path.parent, 65534, 65534)
 
 
-@pytest.mark.no_mpi
 @pytest.mark.parametrize(
     ("prepare", "words"),
     [
@@ -148,7 +146,6 @@ def test_a_folder_that_another_user_could_write_is_not_taken(among, prepare, wor
         kernel_cache.temporary_folder()
 
 
-@pytest.mark.no_mpi
 def test_numbas_own_setting_is_put_back(among):
     from numba.core import config
 
@@ -165,7 +162,6 @@ def test_numbas_own_setting_is_put_back(among):
     assert before == config.CACHE_DIR
 
 
-@pytest.mark.no_mpi
 def test_a_full_disk_leaves_kernels_that_work(monkeypatch, tmp_path, capfd):
     from numba import njit
     from numba.core import caching, config
@@ -218,7 +214,6 @@ def test_a_program_on_two_ranks_says_it_once(mpirun):
     assert "Traceback" not in finished.stderr and finished.stderr.count("NUMBA_DISABLE_JIT: got 1, expected 0") == 1
 
 
-@pytest.mark.no_mpi
 def test_the_doctor_says_that_numba_is_told_not_to_compile(command):
     finished = command("mpiddl", "doctor", env={"NUMBA_DISABLE_JIT": "1"})
     assert finished.returncode == 1
@@ -226,7 +221,6 @@ def test_the_doctor_says_that_numba_is_told_not_to_compile(command):
     assert "FAIL  numba cache" in finished.stdout and "unset NUMBA_DISABLE_JIT" in finished.stdout
 
 
-@pytest.mark.no_mpi
 def test_a_kernel_is_filed_under_the_sources_of_all_kernels():
     from mpiddl.kernels import jit
 
