@@ -9,8 +9,8 @@ A part is one MPI library at one world size. On one rank it runs all tests that 
 those with the mpi mark. The second tier runs all tests of the first library on four ranks, and of the other one on one rank,
 which the first tier leaves out. Tests to which the library makes no difference (the mark no_mpi) run with the first one
 only. As one rank is the longest by far, its files are dealt to several parts, by the seconds in ``tests/seconds.txt``,
-unless pytest is given arguments; ``--keep-seconds`` writes that file anew. If the machine has an older Python 3.11 than the environment,
-one more part of the second tier runs with that: one case of each test of one rank that starts no command or job.
+unless pytest is given arguments; ``--keep-seconds`` writes that file anew. If the machine has an older Python 3.11 than the
+environment, one more part of the second tier runs with that: one case of each test of one rank that starts no command or job.
 First of all a single process fills the cache of compiled kernels that all parts share. Two parts run at a time, where
 there are two cores, those of one rank first: three that start jobs take each other's cores.
 """
