@@ -203,9 +203,7 @@ def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
     if others:  # for the tests that start one library's program with the other's launcher
         env["MPIDDL_TEST_OTHER_PYTHON"] = str(others[0])
     command = [str(python), "-m", "pytest", "-p", "no:cacheprovider"]
-    later = part.size == _LATER[part.mpi == next(iter(options.mpi))] and not options.pytest
-    tier = "all" if later and options.tier == "more" else options.tier
-    command += [f"--record={part.file('jsonl')}", f"--tier={tier}"]
+    command += [f"--record={part.file('jsonl')}", f"--tier={tier_of(part, options)}"]
     if not sys.stdout.isatty():
         command.append("--color=no")  # Open MPI gives ranks a terminal of its own
     if part.python:
@@ -216,6 +214,12 @@ def _started(part: Part, options: argparse.Namespace, output: Any) -> Any:
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # the ranks already fill the cores
         command = jobs.mpi_command(part.size, command, env)
     return jobs.started([*command, *part.tests], env, cwd=ROOT, stdout=output, stderr=output)
+
+
+def tier_of(part: Part, options: argparse.Namespace) -> str:
+    """The second tier runs all tests of the parts that the first one leaves out."""
+    later = part.size == _LATER[part.mpi == next(iter(options.mpi))] and part.python is None and not options.pytest
+    return "all" if later and options.tier == "more" else options.tier
 
 
 def _environment(python: Path) -> dict[str, str]:

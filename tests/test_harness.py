@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import re
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import run
 from harness import jobs
 
 HERE = Path(__file__).parent
@@ -173,6 +175,14 @@ def test_outcomes_are_recorded_up_to_an_abort(pytest_on, tmp_path):
     a, b = "test_it.py::test_a", "test_it.py::test_b"
     record = [json.loads(line)[:2] for line in (tmp_path / "record").read_text().splitlines()]
     assert record == [["started", a], ["passed", a], ["took", a], ["started", b]]
+
+
+@pytest.mark.parametrize(("mpi", "ranks", "python", "tier"), [
+    ("openmpi", 4, None, "all"), ("mpich", 1, None, "all"), ("openmpi", 1, None, "more"), ("mpich", 4, None, "more"),
+    ("Python 3.11.2", 1, Path("python"), "more")])  # fmt: skip
+def test_the_second_tier_runs_all_tests_only_where_the_first_one_runs_none(mpi, ranks, python, tier):
+    options = argparse.Namespace(mpi={"openmpi": Path(), "mpich": Path()}, tier="more", pytest=[])
+    assert run.tier_of(run.Part(mpi, ranks, python=python), options) == tier
 
 
 def test_commands_leave_nothing_behind(tmp_path):
