@@ -10,6 +10,8 @@ from harness.tiers import more
 
 from mpiddl.coding.step_times import published_seconds
 
+pytestmark = pytest.mark.no_mpi
+
 
 def rows_of(mpirun, tmp_path, ranks, *options):
     out = tmp_path / "rows.json"

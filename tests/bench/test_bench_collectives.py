@@ -13,6 +13,7 @@ from mpiddl.bench.rivals import rivals
 from mpiddl.study.interleaved import LEAST, Contender, take_turns
 from mpiddl.transport.start import load_mpi
 
+pytestmark = pytest.mark.no_mpi  # the measured programs have tests of their own with both libraries
 WANTED = {"case", "contender", "baseline", "seconds", "baseline_seconds", "ratio", "size_bytes", "p10", "p90", "sent_bytes"}
 OURS = {
     "allreduce": {"two-step, in place", "two-step", "ring", "doubling"},
