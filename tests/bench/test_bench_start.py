@@ -14,6 +14,7 @@ from mpiddl.machine.launch_line import Machine
 
 @pytest.mark.limit(240)
 @pytest.mark.more
+@pytest.mark.no_mpi
 def test_rows_of_one_rank_and_of_two(command, tmp_path):
     out = tmp_path / "rows.json"
     ended = command("mpiddl", "bench", "start", "--rounds", "1", "--json", out, timeout_s=200)

@@ -14,7 +14,7 @@ import pytest
 
 from mpiddl.testbed import Testbed
 
-pytestmark = [pytest.mark.more, pytest.mark.usefixtures("namespaces")]
+pytestmark = [pytest.mark.more, pytest.mark.no_mpi, pytest.mark.usefixtures("namespaces")]
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "multicast_on_hosts.py"
 WARNING = "messages go through MPI"
