@@ -1,7 +1,7 @@
 """What Keras leaves to its backends: parts of batches, and functions of numpy arrays inside a step.
 
-With PyTorch a step runs operation by operation. TensorFlow compiles it into a graph, in which ``tf.numpy_function`` calls back.
-It is stateful, so that the calls of a step keep their order, the same on all ranks.
+With PyTorch a step runs operation by operation. TensorFlow compiles it into a graph, in which ``tf.numpy_function`` calls back;
+JAX compiles it too, and ``io_callback`` calls back. Both keep the order of the calls, which is then the same on all ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,17 @@ def part(samples: int, size: int, rank: int, least: int) -> tuple[int, int, floa
 
 
 class PyTorch:
-    """Tensors of PyTorch."""
+    """Tensors of PyTorch.
+
+    Attributes
+    ----------
+    wide : str
+        The dtype in which means are taken.
+    stateless : bool
+        Whether a step gets the values of variables and returns new ones.
+    """
+
+    wide, stateless = "float64", False
 
     def samples(self, tensor: Any) -> Any:
         """The length of the first dimension; None if there is none."""
@@ -50,10 +60,13 @@ class PyTorch:
         """``yes`` or ``no``."""
         return yes if condition else no
 
+    def wait(self) -> None:
+        """Until the steps that have begun are over."""
+
     part = staticmethod(part)
 
 
-class TensorFlow:
+class TensorFlow(PyTorch):
     """Tensors of TensorFlow, in a graph or not."""
 
     def __init__(self) -> None:
@@ -96,7 +109,35 @@ class TensorFlow:
         return tf.where(empty, 0, begin), tf.where(empty, tf.minimum(1, samples), end), weight
 
 
-BACKENDS: dict[str, type] = {"torch": PyTorch, "tensorflow": TensorFlow}
+class JAX(PyTorch):
+    """Arrays of JAX, in a compiled step or not. It runs steps in threads of its own, and has no float64 unless told to."""
+
+    wide, stateless = "float32", True
+
+    def __init__(self) -> None:
+        self._jax: Any = importlib.import_module("jax")
+        self._call_back = importlib.import_module("jax.experimental").io_callback
+
+    def call(self, function: NumpyFunction, tensors: Sequence[Any]) -> list[Any]:
+        """As `PyTorch.call`."""
+        numbers = self._jax.numpy
+        given = [numbers.asarray(tensor) for tensor in tensors]
+        wide = [each.astype("float32") if each.dtype.itemsize == 2 else each for each in given]
+        kinds = [self._jax.ShapeDtypeStruct(each.shape, each.dtype) for each in wide]
+
+        def call(*arrays: Any) -> list[np.ndarray]:
+            found = function([np.asarray(each) for each in arrays])
+            return [np.asarray(each, kind.dtype) for each, kind in zip(found, kinds, strict=True)]
+
+        found = self._call_back(call, kinds, *wide, ordered=True)
+        return [result.astype(each.dtype) for result, each in zip(found, given, strict=True)]
+
+    def wait(self) -> None:
+        """As `PyTorch.wait`."""
+        self._jax.effects_barrier()
+
+
+BACKENDS: dict[str, type] = {"torch": PyTorch, "tensorflow": TensorFlow, "jax": JAX}
 
 
 def _wide(torch: Any, tensor: Any) -> np.ndarray:

@@ -4,7 +4,7 @@ Replaced, because a callback sees neither batches nor gradients:
 
 - ``keras.Model.fit`` and ``evaluate``, to divide the batches of ``train_step`` and ``test_step``: each rank iterates all
   batches, and computes its part of the rows;
-- ``keras.optimizers.Optimizer.apply``, to sum gradients over ranks;
+- ``keras.optimizers.Optimizer.apply``, with JAX ``stateless_apply``, to sum gradients over ranks;
 - ``keras.Model.get_metrics_result``, so that all ranks, and all callbacks, see the metrics of whole batches.
 
 A rank's loss is a mean over its own rows. Its gradient, times its share of the rows, adds up to that of the whole batch; so do
@@ -22,6 +22,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 from weakref import WeakSet
 
@@ -68,7 +69,8 @@ class Interception:
                 self._replace(keras.Model, method, self._divided)
             self._replace(keras.Model, "get_metrics_result", self._metrics)
             for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-                self._replace(owner, "apply", self._apply)
+                self._replace(owner, *(("stateless_apply", self._apply_stateless) if self._backend.stateless else
+                                       ("apply", self._apply)))
             if name == "tensorflow":
                 self._same_shuffles()
 
@@ -104,6 +106,7 @@ class Interception:
             Other ranks are in `fit` or `evaluate`. On all ranks.
         """
         if not self.why:
+            self._backend.wait()
             self._meet(here=False)
         self.over = True
         for each in self._sums.values():
@@ -138,6 +141,7 @@ class Interception:
 
     def _share(self, model: Any) -> None:
         """Divide the batches of this model from now on, which starts with the values of rank 0. Collective."""
+        self._backend.wait()
         self._meet()
         self._shared.add(model)
         for variable in model.variables if model.built else ():
@@ -151,16 +155,18 @@ class Interception:
         kind = type(model).__name__
 
         @functools.wraps(step)
-        def call(data: Any) -> Any:
+        def call(*given: Any) -> Any:
+            *state, data = given  # JAX passes the values of variables as well
             own, weight = self._own(data, self._least(model))
             if self.over or own is None:
-                return step(data)
-            untrained = [each for each in model.non_trainable_variables if "float" in str(each.dtype)] if trains else []
+                return step(*given)
             has_rows = isinstance(weight, float) and weight > 0  # in a graph it may be found out in the step alone
-            self._step = _Step(weight, None if has_rows else {id(each): each + 0 for each in _counts(model)}, untrained,
+            self._step = _Step(weight, None if has_rows else _counted_before(model, *state), trains,
                                functools.partial(self._count, kind) if trains else None)
             try:
-                found = step(own)
+                found = step(*state, own)
+                if state:
+                    return found[0], self._settled(model, *found[1:])
                 self._settle(model)
                 return found
             finally:
@@ -200,6 +206,15 @@ class Interception:
 
         return apply
 
+    def _apply_stateless(self, before: Any) -> Any:
+        def apply(optimiser: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+            def whole(optimiser: Any, grads: Any, trainable_variables: Any) -> Any:
+                return before(optimiser, optimizer_variables, grads, trainable_variables)
+
+            return self._apply(whole)(optimiser, grads, trainable_variables)
+
+        return apply
+
     def _summed(self, key: int, grads: list[Any], step: _Step) -> list[Any]:
         there = [grad for grad in grads if grad is not None]
         if key not in self._sums:
@@ -215,7 +230,7 @@ class Interception:
         return [None if grad is None else next(found) for grad in grads]
 
     def _number(self, value: Any) -> Any:
-        return self._keras.ops.convert_to_tensor(value, dtype="float64")
+        return self._keras.ops.convert_to_tensor(value, dtype=self._backend.wide)
 
     # Metrics, and variables that are not trained
 
@@ -227,7 +242,9 @@ class Interception:
             if not variables:
                 return before(model)
             totals = self._backend.call(self._plain_sum, [self._counted(each) for each in variables])
-            with self._keras.StatelessScope(state_mapping=list(zip(variables, totals, strict=True))):
+            others = [each for metric in model.metrics for each in metric.variables if each.aggregation != "sum"]
+            values = [*totals, *map(self._keras.ops.convert_to_tensor, others)]
+            with self._keras.StatelessScope(state_mapping=list(zip([*variables, *others], values, strict=True))):
                 return before(model)
 
         return get
@@ -246,11 +263,31 @@ class Interception:
         assert step is not None
         for variable in () if step.counts is None else _counts(model):
             variable.assign(self._counted(variable))
-        if step.untrained:
-            weight = self._number(step.weight)
-            shares = [self._keras.ops.cast(each, "float64") * weight for each in step.untrained]
-            for variable, total in zip(step.untrained, self._backend.call(self._plain_sum, shares), strict=True):
-                variable.assign(self._keras.ops.cast(total, variable.dtype))
+        untrained = [each for each in model.non_trainable_variables if _is_real(each)] if step.trains else []
+        for variable, mean in zip(untrained, self._means(untrained, step.weight), strict=True):
+            variable.assign(mean)
+
+    def _settled(self, model: Any, state: Any) -> Any:
+        """`_settle` of the values that a step has returned: trained, untrained, of the optimiser if it trains, of metrics."""
+        step = self._step
+        assert step is not None
+        trained, untrained, *rest, metrics = state
+        if step.counts is not None:
+            metrics = [step.counts.get(id(variable), value) for variable, value in
+                       zip(model.metrics_variables, metrics, strict=True)]
+        if step.trains:
+            real = list(map(_is_real, model.non_trainable_variables))
+            means = iter(self._means(list(compress(untrained, real)), step.weight))
+            untrained = [next(means) if yes else value for yes, value in zip(real, untrained, strict=True)]
+        return trained, untrained, *rest, metrics
+
+    def _means(self, values: list[Any], weight: Any) -> list[Any]:
+        """Over ranks, with their weights."""
+        if not values:
+            return []
+        shares = [self._keras.ops.cast(each, self._backend.wide) * self._number(weight) for each in values]
+        totals = self._backend.call(self._plain_sum, shares)
+        return [self._keras.ops.cast(total, each.dtype) for total, each in zip(totals, values, strict=True)]
 
     def _plain_sum(self, arrays: Any) -> list[np.ndarray]:
         self._meet()
@@ -267,19 +304,31 @@ class _Step:
 
     weight : of this rank's rows in the mean.
     counts : what the metrics had counted before, by identity of the variable; None if this rank has rows.
-    untrained : variables that are not trained.
+    trains : whether it is one of `fit`.
     count : to be called in each step of `fit`.
     """
 
     weight: Any
     counts: dict[int, Any] | None
-    untrained: list[Any]
+    trains: bool
     count: Callable[[], None] | None
 
 
 def _counts(model: Any) -> list[Any]:
     """The variables of a model's metrics that are sums over samples."""
     return [variable for metric in model.metrics for variable in metric.variables if variable.aggregation == "sum"]
+
+
+def _counted_before(model: Any, state: Any = None) -> dict[int, Any]:
+    """What the variables of `_counts` hold, by identity; with JAX according to the ``state`` that a step gets."""
+    if state is None:
+        return {id(each): each + 0 for each in _counts(model)}
+    held = dict(zip(map(id, model.metrics_variables), state[-1], strict=True))
+    return {id(each): held[id(each)] for each in _counts(model)}
+
+
+def _is_real(variable: Any) -> bool:
+    return "float" in str(variable.dtype)
 
 
 def _layers(model: Any) -> Iterator[Any]:

@@ -40,7 +40,7 @@ def histories(text: str) -> list[dict[str, list[float]]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-@pytest.fixture(params=["torch", "tensorflow"])
+@pytest.fixture(params=["torch", "tensorflow", "jax"])
 def env(request):
     if find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed")
