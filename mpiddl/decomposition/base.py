@@ -144,9 +144,9 @@ class Decomposition(ABC):
         return None if names is None else list(names)
 
     def _seed(self, rank: int) -> int | None:
-        """Of all random numbers, on rank 0."""
-        random = self._random()
-        return random.randint(2**31 - 1) if rank == 0 else None
+        """Of all random numbers, on rank 0. Every rank draws, so that a generator of the program stays alike on all."""
+        seed = self._random().randint(2**31 - 1)
+        return seed if rank == 0 else None
 
     def _random(self) -> np.random.RandomState:
         return np.random.RandomState(self.random_state)

@@ -74,7 +74,7 @@ def fit(model: Any, comm: Comm, X: Any, y: Any, sample_weight: Any, incremental:
     model._random_state = random_of_all(comm, model.random_state)
     if reset:
         model._initialize(samples.y, sizes, samples.x.dtype)
-    _check_shapes(model, sizes)
+    _check_layers(model, sizes)
     with limited_threads(comm, threads, os.environ) as (count, _):
         _train(model, comm, samples, incremental, count)
     if not all(np.isfinite(array).all() for array in (*model.coefs_, *model.intercepts_)):
@@ -106,10 +106,10 @@ def _hidden(sizes: Any) -> list[int]:
     return [int(size) for size in listed]
 
 
-def _check_shapes(model: Any, sizes: list[int]) -> None:
-    """Refuse parameters of an earlier fit that do not fit these layers."""
+def _check_layers(model: Any, sizes: list[int]) -> None:
+    """Refuse parameters of an earlier fit for other data, or with another number of layers; hidden ones keep their sizes."""
     there = [model.coefs_[0].shape[0], *(coef.shape[1] for coef in model.coefs_)]
-    if there != sizes:
+    if (len(there), there[0], there[-1]) != (len(sizes), sizes[0], sizes[-1]):
         raise ValueError(f"warm_start: got layers of {sizes} units after a fit with {there}, expected the same; use "
                          "warm_start=False")
 

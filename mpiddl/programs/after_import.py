@@ -16,17 +16,20 @@ class AfterImport(MetaPathFinder):
 
     def __init__(self, functions: Mapping[str, Callable[[ModuleType], None]]):
         self._functions = dict(functions)
+        self._searching: set[str] = set()
         for name in [name for name in functions if name in sys.modules]:
             self._functions.pop(name)(sys.modules[name])
         sys.meta_path.insert(0, self)
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname not in self._functions:
+        if fullname not in self._functions or fullname in self._searching:
             return None
-        call = self._functions.pop(fullname)  # so that the search below does not come here again
-        spec = find_spec(fullname)
+        self._searching.add(fullname)
+        try:
+            spec = find_spec(fullname)
+        finally:
+            self._searching.remove(fullname)
         if spec is None or spec.loader is None:
-            self._functions[fullname] = call
             return None
         loader: Any = spec.loader
         execute = loader.exec_module
@@ -34,7 +37,8 @@ class AfterImport(MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             loader.exec_module = execute
             execute(module)
-            if self in sys.meta_path:
+            call = self._functions.pop(fullname, None)  # not before: a program may only ask whether the module is there
+            if call is not None and self in sys.meta_path:
                 call(module)
 
         loader.exec_module = exec_module

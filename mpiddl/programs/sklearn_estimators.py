@@ -78,7 +78,7 @@ class Installed:
     _counts: dict[tuple[str, str], int] = field(default_factory=dict)
     undo: list[Callable[[], None]] = field(default_factory=list)
     _process: int = field(default_factory=os.getpid)
-    _own: int = 0
+    _own: threading.local = field(default_factory=threading.local)
 
     def rows(self) -> list[Row]:
         """Lines for a table, in the order of the first fits."""
@@ -110,7 +110,7 @@ class Installed:
 
     def _call(self, replaced: Replaced, name: str, original: Any, model: Any, args: tuple[Any, ...],
               options: dict[str, Any]) -> Any:
-        if os.getpid() != self._process or self._own:  # a worker of the program, or a call within scikit-learn's own fit
+        if os.getpid() != self._process or vars(self._own).get("running"):  # a worker of the program, or a call within scikit-learn's own fit
             return original(model, *args, **options)
         if threading.current_thread() is not threading.main_thread():
             reason = "a fit in a thread, which may come in another order on other ranks"
@@ -123,11 +123,11 @@ class Installed:
                 self._count(replaced.kind, how)
                 return found[0]
         self._count(replaced.kind, f"scikit-learn's own: {reason}")
-        self._own += 1
+        self._own.running = True
         try:
             return original(model, *args, **options)
         finally:
-            self._own -= 1
+            self._own.running = False
 
     def _count(self, kind: str, how: str) -> None:
         self._counts[kind, how] = self._counts.get((kind, how), 0) + 1

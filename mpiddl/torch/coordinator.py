@@ -65,7 +65,8 @@ class Coordinator:
         self._samples, self._sums = 0, False
         self._pass, self._after, self._passes = BackwardPass(), 0.0, False
         self._overlapped: ParameterSet | None = None
-        self._sharded, self._used = 0, False
+        self._sharded, self._used, self._missed = 0, False, False
+        self._postponed: list[Callable[[], None]] = []
         self._summed, self._differs = False, False
         self._loaded: str | None = None
         self._total, self.least, self._ranks, self.share = comm.size, 1, 1, 1 / comm.size
@@ -85,7 +86,8 @@ class Coordinator:
         """Return what ``draw`` returns on rank 0: the batches of an epoch. Collective."""
         if self.over:
             return draw()
-        self._epoch, self._batch = self._epoch + 1, -1
+        self._catch_up_postponed()
+        self._epoch, self._batch, self._used = self._epoch + 1, -1, True
         self.start()
         self.sets.hide_common()
         _, active = self._arrive(Event.EPOCH)
@@ -102,6 +104,9 @@ class Coordinator:
         for each in self.sets:
             each.exchanged = False
         self._batch = max(self._batch + 1, number)
+        if self._missed and not self.over:
+            self._arrive(Event.BATCH)  # ranks without rows in the last batch get the step of the others
+        self._missed = ranks < self.comm.size and self.strategy.sums_gradients
         self._samples = samples if self._used else self._samples + samples
         self._used = False
         if not samples and not self.over:
@@ -115,6 +120,14 @@ class Coordinator:
             self._batch = LAST
             self._arrive(Event.EPOCH_END)
             self.sets.show_common()
+
+    def postpone(self, call: Callable[[], None]) -> None:
+        """Call it when the batch that the program has read last was used: after its step, or when the next epoch begins."""
+        self._postponed.append(call)
+
+    def _catch_up_postponed(self) -> None:
+        while self._postponed:
+            self._postponed.pop(0)()
 
     def failed(self, error: Exception) -> None:
         """A backward pass has raised an error."""
@@ -355,11 +368,14 @@ class Coordinator:
         for part in each.local:
             part.after_step(self._samples or 1, self._total)
         self._used = True
+        if len({other.steps for other in self.sets if not other.retired}) == 1:  # all optimisers have stepped
+            self._catch_up_postponed()
 
     # Checkpoints of the program
 
     def saved(self, content: Any, path: str) -> None:
         """The program has written ``content`` to a file. If parameters are in it, write the strategy's state. Collective."""
+        self._catch_up_postponed()
         if not self.over and self.strategy.lockstep and self.sets.in_checkpoint(content):
             _, active = self._arrive(Event.SAVE)
             self._write(path if 0 in active else None)
@@ -375,6 +391,7 @@ class Coordinator:
 
     def finish(self) -> None:
         """The program is over on this rank. Returns when it is over on all ranks. Collective."""
+        self._catch_up_postponed()
         self._arrive(Event.END)
         self.sets.hide_common()
         self.sets.clean_up()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -87,7 +88,7 @@ class Interception:
             if loader not in self._loaders:
                 self._loaders[loader] = Sharded(loader, self.coordinator)
             self.coordinator.least = least_samples(self._modules)
-            return iter(self._loaders[loader])
+            return self._loaders[loader].epoch(reader=sys._getframe(1).f_globals.get("__name__", ""))
 
         return iterate
 

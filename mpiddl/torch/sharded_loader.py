@@ -10,6 +10,7 @@ Cost: a broadcast of the indices of an epoch, 8 bytes a sample.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from mpiddl.torch.coordinator import Coordinator
 
 MOST_INDICES = 100_000_000
 """Samples of an epoch whose order is drawn in advance. A longer epoch is divided as an iterable data set is."""
+
+AHEAD = ("accelerate",)
+"""Packages that read one batch ahead, to know the last one of an epoch."""
 
 COPIED = ("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
           "generator", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order")
@@ -40,6 +44,43 @@ class Shares:
         return len(self.batches)
 
 
+class Turns:
+    """Tells the coordinator of a batch when its turn comes: when it is read, or one batch later if the loader is read ahead.
+
+    A program that reads one batch ahead uses a batch when it has read the next one. ``wanted()`` is called when it wants the
+    next one.
+    """
+
+    def __init__(self, coordinator: Coordinator, ahead: bool):
+        self._coordinator, self._ahead, self._read = coordinator, ahead, False
+        self._held: list[tuple[int, int, int]] = []
+
+    def batch(self, samples: int, number: int, ranks: int) -> None:
+        """A batch comes next: see `Coordinator.batch`."""
+        self._held.append((samples, number, ranks))
+        if not self._ahead:
+            self.wanted()
+
+    def wanted(self) -> None:
+        """What the program has read before is used next."""
+        held, self._held, self._read = self._held, [], True
+        for each in held:
+            self._coordinator.batch(*each)
+
+    def left(self, ended: bool) -> None:
+        """See `Coordinator.epoch_left`."""
+        def leave() -> None:
+            self.wanted()
+            self._coordinator.epoch_left(ended)
+
+        if self._ahead and self._read and ended:
+            self._coordinator.postpone(leave)
+        elif ended:
+            leave()
+        else:
+            self._coordinator.epoch_left(ended)
+
+
 class Sharded:
     """A user's loader, divided over the ranks of ``coordinator``. Iterate it once an epoch."""
 
@@ -49,7 +90,15 @@ class Sharded:
         self._copy: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return self._by_index() if self._indexed() else self._by_rows()
+        return self.epoch()
+
+    def epoch(self, reader: str = "") -> Iterator[Any]:
+        """This rank's parts of the batches of an epoch, for a module of the name ``reader``."""
+        turns = Turns(self._coordinator, ahead=reader.partition(".")[0] in AHEAD)
+        if threading.current_thread() is not threading.main_thread():  # ranks would meet in no common order
+            self._coordinator.facts.note("a loader that was iterated in a thread was not divided: every rank got all its batches")
+            return (yield from original_iter(self.loader))
+        yield from self._by_index(turns) if self._indexed() else self._by_rows(turns)
 
     def _indexed(self) -> bool:
         """Whether batches are made of indices that are known before the epoch."""
@@ -61,7 +110,7 @@ class Sharded:
         except TypeError:
             return False
 
-    def _by_index(self) -> Iterator[Any]:
+    def _by_index(self, turns: Turns) -> Iterator[Any]:
         coordinator, size, rank = self._coordinator, self._coordinator.comm.size, self._coordinator.comm.rank
         after = self._state()
         batches, state = coordinator.epoch_begins(lambda: (_packed(self._drawn(after)), after.numpy()))
@@ -73,12 +122,13 @@ class Sharded:
         ended = False
         try:
             for number, (share, ranks) in enumerate(shares):
-                coordinator.batch(len(share), number, ranks)
+                turns.batch(len(share), number, ranks)
                 if share:
                     yield next(loaded)
+                    turns.wanted()
             ended = True
         finally:
-            coordinator.epoch_left(ended)
+            turns.left(ended)
 
     def _generator(self) -> torch.Generator:
         return self.loader.generator or torch.default_generator
@@ -99,7 +149,7 @@ class Sharded:
         self._generator().set_state(before)
         return found
 
-    def _by_rows(self) -> Iterator[Any]:
+    def _by_rows(self, turns: Turns) -> Iterator[Any]:
         coordinator = self._coordinator
         coordinator.epoch_begins(lambda: None)
         ended = False
@@ -109,16 +159,18 @@ class Sharded:
                 if rows is None:
                     coordinator.facts.note(f"a batch of type {type(batch).__name__} has no common number of rows: it was not "
                                            "divided, all ranks computed it")
-                    coordinator.batch(1, number, 1)
+                    turns.batch(1, number, 1)
                     yield batch
+                    turns.wanted()
                     continue
                 kept = block_of_at_least(rows, coordinator.comm.size, coordinator.comm.rank, coordinator.least)
-                coordinator.batch(len(kept), number, used_parts(rows, coordinator.comm.size, coordinator.least))
+                turns.batch(len(kept), number, used_parts(rows, coordinator.comm.size, coordinator.least))
                 if kept:
                     yield cut(batch, rows, slice(kept.start, kept.stop))
+                    turns.wanted()
             ended = True
         finally:
-            coordinator.epoch_left(ended)
+            turns.left(ended)
 
     def _plain(self) -> DataLoader[Any]:
         """The loader of this rank's parts; it is kept, and with it the workers that live on."""

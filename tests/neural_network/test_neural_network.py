@@ -169,8 +169,9 @@ def test_warm_start_and_threads():
         model = MLPClassifier(threads=3, **settings).fit(wide, y).fit(wide, y)
         reference = theirs.MLPClassifier(**settings).fit(wide, y).fit(wide, y)
         assert_same(model, reference)
-        with pytest.raises(ValueError, match=r"warm_start: got layers of \[300, 5, 3\] units after a fit"):
-            model.set_params(hidden_layer_sizes=(5,)).fit(wide, y)
+        assert_same(model.set_params(hidden_layer_sizes=(5,)).fit(wide, y), reference.fit(wide, y))  # they keep their layers
+        with pytest.raises(ValueError, match=r"warm_start: got layers of \[300, 5, 5, 3\] units after a fit"):
+            model.set_params(hidden_layer_sizes=(5, 5)).fit(wide, y)
 
 
 @pytest.mark.mpi

@@ -10,9 +10,11 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.no_mpi, pytest.mark.more]
 
 PROGRAM = """
-import collections, copy, dataclasses, random
+import collections, copy, dataclasses, importlib.util, queue, random, threading
 import numpy as np
+assert importlib.util.find_spec("torch")  # as libraries ask whether it is there
 import torch
+import accelerate
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 torch.manual_seed(5)
@@ -71,6 +73,33 @@ for a, b in DataLoader(data, batch_size=6):
     mse(model(a), b).backward()
     optimiser.step()
 weights("copied", model)
+
+class Thread(threading.Thread):
+    def __init__(self, batches):
+        super().__init__(daemon=True)
+        self.batches, self.queue = batches, queue.Queue(1)
+    def run(self):
+        for each in self.batches:
+            self.queue.put(each)
+        self.queue.put(None)
+    def __iter__(self):
+        self.start()
+        return iter(self.queue.get, None)
+
+def batches_of(sizes):
+    ends = np.cumsum(sizes)
+    return DataLoader(data, batch_sampler=[list(range(end - size, end)) for size, end in zip(sizes, ends)])
+
+for name, loader in (("few-rows-in-the-middle", batches_of([4, 1, 4, 2, 1])),
+                     ("read-ahead", accelerate.ahead(batches_of([4, 1, 4, 2, 1]))),
+                     ("read-ahead-uneven", accelerate.ahead(batches_of([5, 5, 2]))), ("thread", Thread(batches_of([5, 5, 2])))):
+    model = nn.Linear(4, 1)
+    optimiser = sgd(model, 0.3)
+    for a, b in loader:
+        optimiser.zero_grad()
+        mse(model(a), b).backward()
+        optimiser.step()
+    weights(name, model)
 
 for fold in range(2):
     train_rows, kept = random_split(data, [8, 4])
@@ -216,6 +245,18 @@ weights("frozen-in-between", model)
 """
 
 
+READER = """
+def ahead(loader):
+    batches = iter(loader)
+    now = next(batches)
+    for later in batches:
+        yield now
+        now = later
+    yield now
+"""
+"""Reads as Accelerate's loaders do, and has its name."""
+
+
 def lines(text: str) -> list[tuple[str, list[float]]]:
     found = [line.split() for line in text.splitlines()]
     return [(words[0], list(map(float, words[1:]))) for words in found if words]
@@ -224,8 +265,9 @@ def lines(text: str) -> list[tuple[str, list[float]]]:
 def test_weights_are_those_of_one_rank(tmp_path, command, mpirun):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
+    (tmp_path / "accelerate.py").write_text(READER)
     alone = lines(command(sys.executable, program).stdout)
-    assert len(alone) == 21
+    assert len(alone) == 25
     for ranks in (2, 3):
         found = mpirun(ranks, "mpiddl", "run", program)
         assert found.returncode == 0, found.stderr
@@ -234,4 +276,5 @@ def test_weights_are_those_of_one_rank(tmp_path, command, mpirun):
         differ = [name for (name, wanted), (_, values) in zip(alone, mine, strict=True)
                   if values != pytest.approx(wanted, rel=1e-8)]
         assert not differ
+        assert "DataLoader of TensorDataset" in found.stderr
         assert "differ between ranks" not in found.stderr
