@@ -26,6 +26,11 @@ class _OnRanks(CommParameter):
     rows: str
     threads: int
 
+    def _validate_params(self) -> None:
+        """Called by scikit-learn at the beginning of `fit` and `partial_fit`: wrong parameters on some ranks end it on all."""
+        with connected(self.comm, os.environ) as link, agreed_errors(link):
+            super()._validate_params()  # type: ignore[misc]
+
     @public
     def _fit(self, X: Any, y: Any, sample_weight: Any = None, incremental: bool = False) -> Any:
         """Called by scikit-learn's `fit` and `partial_fit` after they have validated the parameters."""

@@ -110,7 +110,8 @@ class Installed:
 
     def _call(self, replaced: Replaced, name: str, original: Any, model: Any, args: tuple[Any, ...],
               options: dict[str, Any]) -> Any:
-        if os.getpid() != self._process or vars(self._own).get("running"):  # a worker of the program, or a call within scikit-learn's own fit
+        within = getattr(self._own, "running", False)  # a call within scikit-learn's own fit
+        if os.getpid() != self._process or within:
             return original(model, *args, **options)
         if threading.current_thread() is not threading.main_thread():
             reason = "a fit in a thread, which may come in another order on other ranks"

@@ -96,7 +96,8 @@ class Sharded:
         """This rank's parts of the batches of an epoch, for a module of the name ``reader``."""
         turns = Turns(self._coordinator, ahead=reader.partition(".")[0] in AHEAD)
         if threading.current_thread() is not threading.main_thread():  # ranks would meet in no common order
-            self._coordinator.facts.note("a loader that was iterated in a thread was not divided: every rank got all its batches")
+            self._coordinator.facts.note("a loader that was iterated in a thread was not divided: every rank got all its "
+                                         "batches")
             return (yield from original_iter(self.loader))
         yield from self._by_index(turns) if self._indexed() else self._by_rows(turns)
 

@@ -313,3 +313,10 @@ def test_in_a_pipeline():
 )
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
+
+
+@pytest.mark.mpi
+def test_a_generator_of_the_program_stays_alike_on_all_ranks(comm):
+    state = np.random.RandomState(7)
+    PCA(2, random_state=state, comm=comm).fit(np.random.default_rng(comm.rank).standard_normal((9, 4)))
+    assert len(set(comm.allgather(state.randint(1 << 30)))) == 1

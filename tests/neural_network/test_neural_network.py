@@ -197,6 +197,8 @@ def test_bad_input_is_one_error_on_all_ranks(comm):
         MLPClassifier(comm=comm, rows="all").fit(broken if last else X, y)
     with pytest.raises(MismatchError, match="alpha: rank 0 got"):
         MLPClassifier(comm=comm, alpha=1.0 if last else 0.5).fit(X, y)
+    with pytest.raises(DataError, match=f"'alpha' parameter.*rank {comm.size - 1} of {comm.size}"):
+        MLPClassifier(comm=comm, alpha=-1.0 if last else 0.5).fit(X, y)
     with pytest.raises(UsageError, match="X: got 0 rows on all ranks"):
         MLPClassifier(comm=comm).fit(X[:0], y[:0])
 
