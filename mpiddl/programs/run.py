@@ -172,12 +172,12 @@ class Session:
 
     def finish(self) -> None:
         """The program is over on this rank; wait for the others. Collective."""
-        first, last = self._interception and self._interception.coordinator, self._of_keras
-        if last is not None and (last.used or first is None or not first.sets):  # where others may be at work
-            first, last = last, first
-        for each in (first, last):
-            if each is not None:
-                each.finish()
+        of_torch, of_keras, fits = self._interception and self._interception.coordinator, self._of_keras, self._estimators
+        parts = [(of_keras, of_keras and of_keras.used), (of_torch, of_torch and len(of_torch.sets)),
+                 (fits, fits and fits.rows())]
+        for part, _ in sorted(parts, key=lambda pair: not pair[1]):  # first where others may be at work
+            if part is not None:
+                part.finish()
 
     def found(self) -> list[tuple[str, str]]:
         """Lines of the final table."""

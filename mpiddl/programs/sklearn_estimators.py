@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from mpiddl.programs.after_import import AfterImport
+from mpiddl.transport.agree import check_same_place
 from mpiddl.transport.comm import AnyComm, Comm
 from mpiddl.transport.mpi import connected
 
@@ -84,6 +85,17 @@ class Installed:
         """Lines for a table, in the order of the first fits."""
         return [Row(kind, fits, how) for (kind, how), fits in self._counts.items()]
 
+    def finish(self) -> None:
+        """The program is over on this rank. Collective.
+
+        Raises
+        ------
+        MismatchError
+            Other ranks fit an estimator. On all ranks.
+        """
+        with connected(self.comm, os.environ) as link:
+            check_same_place(link, "the end of the program")
+
     def remove(self) -> None:
         """Put scikit-learn's own methods back. Fitted estimators stay as they are."""
         while self.undo:
@@ -118,6 +130,7 @@ class Installed:
         else:
             found: list[Any] = []
             with connected(self.comm, os.environ) as link:
+                check_same_place(link, f"a fit of {replaced.kind}")
                 reason = _attempt(replaced.attempt)(link, model, name, args, options, found)
                 how = f"rows divided over {link.size} rank{'s' * (link.size > 1)}"
             if not reason:

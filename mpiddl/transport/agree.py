@@ -1,17 +1,21 @@
 """Ranks that must fail together: local work whose outcome every rank learns, and settings that must be equal.
 
-Cost: one all-gather of a short pickled message each.
+Cost: one all-gather of a short pickled message each; `check_same_place` one all-reduce of 16 bytes while all is well.
 """
 
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from mpiddl import errors
 from mpiddl.errors import CommError, DataError, MismatchError, MpiddlError, TransportError, UsageError
+from mpiddl.transport.base import IN_PLACE, MAX
 from mpiddl.transport.comm import Comm
 from mpiddl.transport.uncaught import trace_of
 
@@ -115,6 +119,26 @@ def check_equal(comm: Comm, what: str, values: Mapping[str, Any]) -> None:
                 f"{what}: {key}: rank 0 got {everyone[0][key]!r}, but {_name_ranks(odd)} got {everyone[odd[0]].get(key)!r}; "
                 "expected the same value on every rank"
             )
+
+
+def check_same_place(comm: Comm, place: str) -> None:
+    """Raise a `MismatchError` on every rank unless all ranks come here from the same ``place`` of a program, in few words.
+
+    Communication
+    -------------
+    Collective over ``comm``: one all-reduce of 16 bytes; one all-gather if places differ.
+    """
+    number = zlib.crc32(place.encode())
+    extremes = np.array([number, -number], np.int64)
+    comm.Allreduce(IN_PLACE, extremes, MAX)
+    if extremes[0] == -extremes[1]:
+        return
+    ranks: dict[str, list[int]] = {}
+    for rank, theirs in enumerate(comm.setup_allgather(place)):
+        ranks.setdefault(theirs, []).append(rank)
+    got = " and ".join(f"{_name_ranks(there)} at {theirs}" for theirs, there in ranks.items())
+    raise MismatchError(f"program: got {got}, expected that all ranks do the same. Does it depend on the numbers of a rank, or "
+                        "on the time?")
 
 
 def _name_ranks(ranks: list[int]) -> str:

@@ -188,3 +188,22 @@ virtual.run(1, run)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "how='rows divided over 1 rank'" in done.stdout, done.stderr
+
+
+APART = """
+import numpy as np
+from mpi4py import MPI
+from sklearn.decomposition import PCA
+for _ in range(2 + (MPI.COMM_WORLD.rank == RANK)):
+    PCA(2).fit(np.eye(9))
+"""
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_make_different_numbers_of_fits_are_told(tmp_path, mpirun, rank):
+    program = tmp_path / "program.py"
+    program.write_text(APART.replace("RANK", str(rank)))
+    done = mpirun(2, "mpiddl", "run", program)
+    assert done.returncode != 0
+    assert f"rank {1 - rank} at the end of the program" in done.stderr and f"rank {rank} at a fit of PCA" in done.stderr
