@@ -85,6 +85,11 @@ class MpiddlProcessGroup(Calls, dist.ProcessGroup):
         """The collective that this rank is in."""
         return self._queue.running
 
+    @property
+    def completed(self) -> int:
+        """The number of the last collective that is over on this rank."""
+        return self._queue.completed
+
     def _put(self, call: Any, name: str, tensors: Any, asynchronous: bool) -> Work:
         self._check_alive(name)
         return self._queue.put(call, name, tensors, asynchronous)
@@ -148,10 +153,10 @@ class MpiddlProcessGroup(Calls, dist.ProcessGroup):
             self._comm.Free()
 
     def _all_here(self) -> bool:
-        """Wait until every rank wants to free the group; False if one has left without it."""
-        request = self._comm.Ibarrier()
-        while not patient(request.Test, PAUSE_S):
-            if self._watched.left():
+        """Wait until every rank wants to free the group; False if one has left without it, or none came within the timeout."""
+        request, began = self._comm.Ibarrier(), now()
+        while not patient(request.Test, min(PAUSE_S, self.timeout.total_seconds())):
+            if self._watched.any_left() or now() - began > self.timeout.total_seconds():
                 return False
         return True
 

@@ -146,7 +146,7 @@ def _op(data: torch.Tensor, op: Reduction) -> Any:
 
 
 def _scaled(data: torch.Tensor, op: Reduction) -> torch.Tensor:
-    return data if op.factor is None else data * op.factor
+    return data if op.factor is None else (data * op.factor).to(data.dtype)
 
 
 def _divide(data: torch.Tensor, op: Reduction, size: int) -> None:

@@ -57,13 +57,21 @@ class Watched:
             self._end(job, waited, gone)
 
     def left(self) -> list[int]:
-        """The ranks of the group that have left it."""
-        return [rank for rank in range(self._group.size()) if self._find(f"{LEFT}/{rank}") is not None]
+        """The ranks of the group that have left it before the collective that this rank is in."""
+        job = self._group.running
+        if job is None:
+            return []
+        found = {rank: self._find(f"{LEFT}/{rank}") for rank in range(self._group.size())}
+        return [rank for rank, last in found.items() if last is not None and int(last) < job.sequence]
+
+    def any_left(self) -> bool:
+        """Whether some rank has left the group."""
+        return any(self._find(f"{LEFT}/{rank}") is not None for rank in range(self._group.size()))
 
     def leave(self) -> None:
         """This rank is no longer there for the others."""
         with suppress(Exception):
-            self._store.set(f"{LEFT}/{self._group.rank()}", "1")
+            self._store.set(f"{LEFT}/{self._group.rank()}", str(self._group.completed))
 
     def _find(self, key: str) -> str | None:
         try:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from mpi4py import MPI
 
 from mpiddl.errors import CommError
 from mpiddl.machine.clock import now
@@ -79,7 +80,7 @@ class Work(dist._Work):
         CommError
             It was not over after ``timeout``, if that is not 0.
         """
-        self.advance()
+        self.advance(limited=timeout.total_seconds() > 0)
         if not self._over:
             with self._lock:
                 self._event = self._event or threading.Event()
@@ -92,8 +93,8 @@ class Work(dist._Work):
             raise self._error
         return True
 
-    def advance(self) -> None:
-        """Do what this thread can do for it."""
+    def advance(self, limited: bool = False) -> None:
+        """Do what this thread can do for it; nothing that may last where the wait is ``limited``."""
 
     @property
     def has_future(self) -> bool:
@@ -146,16 +147,21 @@ class Job(Work):
 
     def run(self) -> None:
         """Once; what goes wrong is kept for `Work.wait`."""
-        self.began, failure = now(), None
+        self.began, failure = now(), None  # type: float, BaseException | None
         try:
             self._call()
+        except MPI.Exception as error:
+            own = ", ".join(_shape(each) for each in self._tensors if isinstance(each, torch.Tensor))
+            failure = CommError(f"{self.name}: got {error.Get_error_string()!r} from MPI, with {own or 'no tensor'} on this "
+                                "rank, expected the same on every rank; TORCH_DISTRIBUTED_DEBUG=DETAIL compares them")
+            failure.__cause__ = error
         except BaseException as error:
             failure = error
         del self._call  # and the tensors that it holds
         self.end(failure)
 
-    def advance(self) -> None:
-        self._queue.go_on(until=self)
+    def advance(self, limited: bool = False) -> None:
+        self._queue.go_on(until=self, here=not limited)
 
 
 class Queue:
@@ -163,6 +169,8 @@ class Queue:
 
     Attributes
     ----------
+    completed : int
+        The number of the last collective that is over here.
     running : Job or None
         What is under way; others look at it from time to time (`mpiddl.torch.process_group_watch`).
     """
@@ -174,7 +182,7 @@ class Queue:
         self._news = threading.Condition()
         self._idle, self._called, self._ended = 0, 0, False
         self.running: Job | None = None
-        self.sequence = 0
+        self.sequence = self.completed = 0
 
     def put(self, call: Callable[[], None], name: str, tensors: Any, asynchronous: bool) -> Job:
         """Issue an operation. If it is not ``asynchronous``, it begins when its `Work.wait` is called, at the latest."""
@@ -186,18 +194,19 @@ class Queue:
         self._wake()
         return job
 
-    def go_on(self, until: Job | None = None) -> None:
-        """Run what is there, unless another thread does; no further than ``until``.
+    def go_on(self, until: Job | None = None, here: bool = True) -> None:
+        """Run what is there, unless another thread does; no further than ``until``. Not ``here``: a worker does.
 
         The thread with the turn looks again after it has given it up, so no job is left behind.
         """
-        while self._jobs and not (until is not None and until.is_completed()):
+        while (here or not self._threads) and self._jobs and not (until is not None and until.is_completed()):
             if not self._turn.acquire(blocking=False):
                 return
             try:
                 job = self.running = self._jobs.popleft() if self._jobs else None
                 if job is not None:
                     job.run()
+                    self.completed = job.sequence
             finally:
                 self.running = None
                 self._turn.release()
@@ -244,6 +253,10 @@ class Queue:
         with self._news:
             self._ended = True
             self._news.notify_all()
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def done(name: str, tensors: Sequence[torch.Tensor] | Any) -> Work:
