@@ -40,9 +40,11 @@ class PyTorch:
         The dtype in which means are taken.
     stateless : bool
         Whether a step gets the values of variables and returns new ones.
+    without_xla : bool
+        Whether a step that XLA compiles cannot call back.
     """
 
-    wide, stateless = "float64", False
+    wide, stateless, without_xla = "float64", False, False
 
     def samples(self, tensor: Any) -> Any:
         """The length of the first dimension; None if there is none."""
@@ -68,6 +70,8 @@ class PyTorch:
 
 class TensorFlow(PyTorch):
     """Tensors of TensorFlow, in a graph or not."""
+
+    without_xla = True
 
     def __init__(self) -> None:
         self._tf: Any = importlib.import_module("tensorflow")  # no import statement: mypy would ask for its types
