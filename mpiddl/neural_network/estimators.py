@@ -29,7 +29,7 @@ class _OnRanks(CommParameter):
     def _validate_params(self) -> None:
         """Called by scikit-learn at the beginning of `fit` and `partial_fit`: wrong parameters on some ranks end it on all."""
         with connected(self.comm, os.environ) as link, agreed_errors(link):
-            super()._validate_params()  # type: ignore[misc]
+            super()._validate_params()
 
     @public
     def _fit(self, X: Any, y: Any, sample_weight: Any = None, incremental: bool = False) -> Any:

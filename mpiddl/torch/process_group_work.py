@@ -147,7 +147,8 @@ class Job(Work):
 
     def run(self) -> None:
         """Once; what goes wrong is kept for `Work.wait`."""
-        self.began, failure = now(), None  # type: float, BaseException | None
+        failure: BaseException | None = None
+        self.began = now()
         try:
             self._call()
         except MPI.Exception as error:
