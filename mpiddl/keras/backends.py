@@ -114,7 +114,7 @@ class TensorFlow(PyTorch):
 
 
 class JAX(PyTorch):
-    """Arrays of JAX, in a compiled step or not. It runs steps in threads of its own, and has no float64 unless told to."""
+    """Arrays of JAX, in a compiled step or not. JAX runs steps in its own threads. By default it has no float64."""
 
     wide, stateless = "float32", True
 

@@ -63,7 +63,7 @@ def fit(model: Any, comm: Comm, X: Any, y: Any, sample_weight: Any, incremental:
 
     Communication
     -------------
-    That of `read_samples`, then that of `stochastic` or `lbfgs`; at the end a broadcast of the parameters.
+    That of `read_samples`, then that of `stochastic` or `lbfgs`.
     """
     keep_freed()
     hidden = _hidden(model.hidden_layer_sizes)

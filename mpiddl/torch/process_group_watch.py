@@ -59,14 +59,16 @@ class Watched:
     def left(self) -> list[int]:
         """The ranks of the group that have left it before the collective that this rank is in."""
         job = self._group.running
-        if job is None:
-            return []
-        found = {rank: self._find(f"{LEFT}/{rank}") for rank in range(self._group.size())}
-        return [rank for rank, last in found.items() if last is not None and int(last) < job.sequence]
+        return [] if job is None else [rank for rank, last in self._last().items() if last < job.sequence]
 
     def any_left(self) -> bool:
         """Whether some rank has left the group."""
-        return any(self._find(f"{LEFT}/{rank}") is not None for rank in range(self._group.size()))
+        return bool(self._last())
+
+    def _last(self) -> dict[int, int]:
+        """The ranks that have left, and the last collective that each has completed."""
+        found = {rank: self._find(f"{LEFT}/{rank}") for rank in range(self._group.size())}
+        return {rank: int(last) for rank, last in found.items() if last is not None}
 
     def leave(self) -> None:
         """This rank is no longer there for the others."""
