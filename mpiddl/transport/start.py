@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -27,6 +28,9 @@ TEMPORARY = ("TMPDIR", "TEMP", "TMP")
 MEMORY = "/dev/shm"
 """Linux's memory file system, which MPICH shares memory in."""
 
+OF_LAUNCHERS = "PMIX_", "PMI_", "OMPI_COMM_WORLD_", "MPI_LOCAL", "SLURM_STEP_", "SLURM_MPI_TYPE"
+"""How the names of variables begin that tell a process which rank it is."""
+
 
 def load_mpi() -> Any:
     """``mpi4py.MPI``, not yet initialised unless it was before.
@@ -50,12 +54,17 @@ def load_mpi() -> Any:
 def start_mpi(env: Mapping[str, str]) -> Any:
     """``mpi4py.MPI``, initialised with the highest thread level there is; the ranks that the launcher promised have come.
 
+    A worker process of multiprocessing or joblib is a world of one rank.
+
     Raises
     ------
     CommError
-        No MPI library; one that does not understand the launcher in ``env``; ranks that each believe to be alone.
+        No MPI library; one that does not understand the launcher in ``env``; ranks that each believe to be alone; a worker
+        process that shares the MPI of the rank that started it.
     """
     MPI = load_mpi()
+    if multiprocessing.parent_process() is not None:
+        env = _leave_launcher(MPI, env)
     promise, version = launch.promise(env), MPI.Get_library_version()
     if MPI.Is_finalized():
         _refuse("MPI: got a program that has finalized it, expected MPI in use; it cannot be started again")
@@ -65,6 +74,18 @@ def start_mpi(env: Mapping[str, str]) -> Any:
         initialise(MPI, promise)
     _refuse(launch.check(promise, MPI.COMM_WORLD.size, version))
     return MPI
+
+
+def _leave_launcher(MPI: Any, env: Mapping[str, str]) -> Mapping[str, str]:
+    """``env`` without what the launcher told the rank that has started this worker: two processes cannot be one rank."""
+    made = launch.promise(os.environ)
+    if MPI.Is_initialized() and made.size > 1:
+        _refuse(f"MPI: got a worker process in which MPI is that of rank {made.rank}, expected a worker that starts without MPI; "
+                'with multiprocessing: set_start_method("spawn") and no import of mpi4py at the top of the program; with '
+                "joblib: its default backend, loky")
+    for name in [name for name in os.environ if name.startswith(OF_LAUNCHERS)]:
+        del os.environ[name]
+    return {name: value for name, value in env.items() if not name.startswith(OF_LAUNCHERS)}
 
 
 def initialise(MPI: Any, promise: launch.Promise) -> None:

@@ -151,3 +151,34 @@ def test_a_communicator_works_in_little_shared_memory(command, tmp_path):
     done = in_little(16, "mpiddl", "doctor")
     assert done.returncode == (not OPEN_MPI), done.stdout + done.stderr
     assert ("expected 24 MiB or more for 2 ranks; MPICH may crash" in " ".join(done.stdout.split())) != OPEN_MPI
+
+
+WORKERS = """
+import multiprocessing, sys
+
+def fit(_):
+    import numpy as np
+    from mpiddl.decomposition import PCA
+    return PCA(1).fit(np.eye(10, 3)).n_samples_  # 20 if two ranks were to fit together
+
+def main():
+    from mpi4py import MPI
+    MPI.COMM_WORLD.Barrier()
+    with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
+        print("samples", pool.map(fit, range(2)), flush=True)
+    MPI.COMM_WORLD.Barrier()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_a_worker_process_is_no_rank(command, tmp_path, method):
+    """A second process that joins MPI as the same rank would end the job with a crash, or hang."""
+    (tmp_path / "workers.py").write_text(WORKERS)
+    done = command(*jobs.mpi_command(2, [sys.executable, f"{tmp_path}/workers.py", method], jobs.environment(sys.executable)))
+    if method == "spawn":
+        assert done.returncode == 0 and done.stdout.count("samples [10, 10]") == 2, done.stderr
+    else:
+        assert done.returncode != 0 and "MPI: got a worker process in which MPI is that of rank" in done.stderr
