@@ -10,6 +10,7 @@ Cost a rank of V bytes on P ranks: as docs/collectives.md says of the algorithm;
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -58,8 +59,13 @@ def reduction(op: Any, dtype: torch.dtype) -> Reduction:
     UsageError
         There is no such operation for the dtype.
     """
-    kind = getattr(op, "op", op)  # a ReduceOp has one; older versions pass it itself
-    name = next((name for name in OPS if kind == getattr(dist.ReduceOp, name, None)), "")
+    found = _known(int(getattr(op, "op", op)), dtype)  # a ReduceOp has one; older versions pass it itself
+    return Reduction("PREMUL_SUM", _factor(op)) if found.name == "PREMUL_SUM" else found
+
+
+@cache
+def _known(kind: int, dtype: torch.dtype) -> Reduction:
+    name = next((name for name in OPS if hasattr(dist.ReduceOp, name) and kind == int(getattr(dist.ReduceOp, name))), "")
     known = OF_BOOL if dtype == torch.bool else OF_HALF if dtype in HALF else OPS
     whole = not (dtype.is_floating_point or dtype.is_complex)
     if (
@@ -69,8 +75,8 @@ def reduction(op: Any, dtype: torch.dtype) -> Reduction:
         or (name in ("MIN", "MAX") and dtype.is_complex)
     ):
         words_ = "integers" if name.startswith("B") else "real numbers" if name in ("MIN", "MAX") else "floating-point numbers"
-        raise UsageError(f"op: got {name or op} for {dtype}, expected {words_ if name else 'one of ' + ', '.join(OPS)}")
-    return Reduction(name, _factor(op) if name == "PREMUL_SUM" else None)
+        raise UsageError(f"op: got {name or kind} for {dtype}, expected {words_ if name else 'one of ' + ', '.join(OPS)}")
+    return Reduction(name)
 
 
 def _factor(op: Any) -> Any:
@@ -79,15 +85,17 @@ def _factor(op: Any) -> Any:
 
 def allreduce(comm: Any, flat: Flat, op: Reduction) -> None:
     """``flat`` becomes the reduction on every rank."""
-    data = _scaled(flat.data, op)
-    if data.dtype in HALF:
-        for begin in range(0, data.numel(), HALF_PIECE):
-            _allreduce_half(comm, data[begin : begin + HALF_PIECE], op)
-    elif data.numel():
-        comm.Allreduce(MPI.IN_PLACE, numbers(data), _op(data, op))
-        _divide(data, op, comm.Get_size())
-    if data is not flat.data:
-        flat.data.copy_(data)
+    if not flat.tensor.numel():
+        return
+    whole = flat if op.factor is None else Flat(_scaled(flat.data, op))
+    if flat.tensor.dtype in HALF:
+        for part in whole.data.split(HALF_PIECE):
+            _allreduce_half(comm, part, op)
+    else:
+        comm.Allreduce(MPI.IN_PLACE, whole.numbers, _op(flat.tensor, op))
+        _divide(whole, op, comm.Get_size())
+    if whole is not flat:
+        flat.data.copy_(whole.data)
 
 
 def reduce(comm: Any, flat: Flat, op: Reduction, root: int) -> None:
@@ -102,8 +110,8 @@ def reduce(comm: Any, flat: Flat, op: Reduction, root: int) -> None:
         array = numbers(data)
         comm.Reduce(MPI.IN_PLACE if at_root else array, array if at_root else None, _op(data, op), root)
         if at_root:
-            _divide(data, op, comm.Get_size())
-    if at_root and data is not flat.data:
+            _divide(Flat(data), op, comm.Get_size())
+    if at_root and op.factor is not None:
         flat.data.copy_(data)
 
 
@@ -116,7 +124,7 @@ def reduce_scatter(comm: Any, blocks: torch.Tensor, mine: torch.Tensor, op: Redu
         mine.copy_(_reduced_block(comm, data, mine.numel(), op))
     else:
         comm.Reduce_scatter_block(numbers(data), numbers(mine), _op(data, op))
-        _divide(mine, op, comm.Get_size())
+        _divide(Flat(mine), op, comm.Get_size())
 
 
 def _allreduce_half(comm: Any, part: torch.Tensor, op: Reduction) -> None:
@@ -149,6 +157,6 @@ def _scaled(data: torch.Tensor, op: Reduction) -> torch.Tensor:
     return data if op.factor is None else (data * op.factor).to(data.dtype)
 
 
-def _divide(data: torch.Tensor, op: Reduction, size: int) -> None:
+def _divide(flat: Flat, op: Reduction, size: int) -> None:
     if op.name == "AVG":
-        data.div_(size)
+        flat.data.div_(size)

@@ -37,7 +37,7 @@ class Memory:
 
 
 def numbers(data: torch.Tensor) -> np.ndarray:
-    """A contiguous 1-D tensor as an array that shares its memory; only of dtypes that numpy has."""
+    """A contiguous tensor as a 1-D array that shares its memory; only of dtypes that numpy has."""
     return np.asarray(Memory(data, NUMPY[data.dtype], data.numel())) if data.numel() else np.empty(0, NUMPY[data.dtype])
 
 
@@ -48,33 +48,40 @@ class Flat:
     ----------
     tensor : Tensor
         The given one.
-    data : Tensor
-        Contiguous, 1-D.
     """
 
     def __init__(self, tensor: torch.Tensor, fill: bool = True):
-        self.tensor, plain = tensor, tensor.detach()
-        if plain.is_contiguous() and not (plain.is_conj() or plain.is_neg()):
-            self.data = plain.view(-1)
-        elif fill:
-            self.data = plain.resolve_conj().resolve_neg().contiguous().view(-1)
+        self.tensor = self._whole = tensor
+        if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+            return
+        if fill:
+            self._whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
         else:
-            self.data = torch.empty(plain.numel(), dtype=plain.dtype)
-        self._own = self.data.numel() == 0 or self.data.data_ptr() == plain.data_ptr()
+            self._whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Contiguous, 1-D."""
+        return self._whole.detach().view(-1)
 
     @property
     def words(self) -> np.ndarray:
         """As an array of elements of its size, for moving."""
-        return words(self.data)
+        return words(self._whole)
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """As an array of its dtype; only of dtypes that numpy has."""
+        return numbers(self._whole)
 
     def put_back(self) -> None:
         """Into the given tensor, if that is not its memory."""
-        if not self._own:
-            store(self.tensor, self.data.view(self.tensor.shape))
+        if self._whole is not self.tensor:
+            store(self.tensor, self._whole)
 
 
 def words(data: torch.Tensor) -> np.ndarray:
-    """A contiguous 1-D tensor as an array of elements of its size that shares its memory, for moving."""
+    """A contiguous tensor as a 1-D array of elements of its size that shares its memory, for moving."""
     kind = WORDS[data.element_size()]
     return np.asarray(Memory(data, kind, data.numel())) if data.numel() else np.empty(0, kind)
 
@@ -97,7 +104,7 @@ def check(name: str, tensors: Any, reduced: bool = False) -> list[torch.Tensor]:
     for tensor in found:
         if not isinstance(tensor, torch.Tensor):
             raise UsageError(f"{name}: got {type(tensor).__name__}, expected a tensor")
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             raise UsageError(f'{name}: got a tensor on {tensor.device}, expected one on the CPU; the backend "mpiddl" serves '
                              "CPU tensors only: tensor.cpu()")
         if tensor.layout != torch.strided:

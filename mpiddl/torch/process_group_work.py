@@ -80,7 +80,8 @@ class Work(dist._Work):
         CommError
             It was not over after ``timeout``, if that is not 0.
         """
-        self.advance(limited=timeout.total_seconds() > 0)
+        if not self._over:
+            self.advance(limited=timeout.total_seconds() > 0)
         if not self._over:
             with self._lock:
                 self._event = self._event or threading.Event()
@@ -190,9 +191,10 @@ class Queue:
         self.sequence += 1
         job = Job(self, call, name, tensors, self.sequence)
         self._jobs.append(job)
-        if not self._threads or not asynchronous:
+        if self._threads and asynchronous:
+            self._wake()
+        else:
             self.go_on(until=job)
-        self._wake()
         return job
 
     def go_on(self, until: Job | None = None, here: bool = True) -> None:
