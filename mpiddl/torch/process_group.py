@@ -194,6 +194,8 @@ class MpiddlProcessGroup(Calls, dist.ProcessGroup):
     def setGroupName(self, name: str) -> None:
         self._name = name
 
+    group_name, _set_group_name = property(getGroupName), setGroupName  # of themselves, older versions of torch ask C++
+
     def getGroupDesc(self) -> str:
         return getattr(self, "_desc", "undefined")
 
@@ -206,7 +208,7 @@ class MpiddlProcessGroup(Calls, dist.ProcessGroup):
 
     def _get_backend(self, device: Any) -> MpiddlProcessGroup:
         if torch.device(device).type != "cpu":
-            raise UsageError(f'device: got {device}, expected cpu; the backend "{NAME}" serves CPU tensors only: tensor.cpu()')
+            raise CommError(f'device: got {device}, expected cpu; the backend "{NAME}" serves CPU tensors only: tensor.cpu()')
         return self
 
     def get_group_store(self) -> Any:

@@ -23,6 +23,10 @@ from mpiddl.machine.clock import now
 
 NO_TIMEOUT = timedelta(0)
 
+_kept: set[Work] | None = set() if torch.__version__ < (2, 13) else None
+"""Operations that nobody has waited for. In older versions of torch, such as 2.5, the C++ side waits for ever for an operation
+that Python does not hold any more."""
+
 
 class Work(dist._Work):
     """One operation. Once it is over, ``result()`` has the tensors that it filled, and ``exception()`` what it failed with.
@@ -64,6 +68,8 @@ class Work(dist._Work):
             future, self._completed = None if self._completed else self._future, True
         if future is not None:
             self._complete(future)
+            if _kept is not None:
+                _kept.discard(self)
 
     def _complete(self, future: Any) -> None:
         if self._error is None:
@@ -90,6 +96,8 @@ class Work(dist._Work):
             if not self._event.wait(timeout.total_seconds() or None):
                 raise CommError(f"{self.name}: got no result in {timeout.total_seconds():g} s, expected the call on every "
                                 "rank of the group")
+        if _kept is not None:
+            _kept.discard(self)
         if self._error is not None:
             raise self._error
         return True
@@ -145,6 +153,8 @@ class Job(Work):
         super().__init__(name, tensors, sequence)
         self._queue, self._call = queue, call
         self.began, self.patient = 0.0, False
+        if _kept is not None:
+            _kept.add(self)
 
     def run(self) -> None:
         """Once; what goes wrong is kept for `Work.wait`."""

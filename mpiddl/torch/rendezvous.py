@@ -26,6 +26,9 @@ LOCALHOST = "127.0.0.1"
 ANSWER_S = 2.0
 """How long an address may take to answer. Hosts of a cluster answer in milliseconds; addresses of other networks never do."""
 
+LIBUV = (2, 13)
+"""The oldest torch that is known to take an open socket in its newer kind of store; 2.5 refuses it."""
+
 TIMEOUT = timedelta(minutes=30)
 """torch's own default."""
 
@@ -73,6 +76,7 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
 
 def _store(world: Any, timeout: timedelta) -> Any:
     """A `TCPStore` that all ranks of ``world`` share."""
+    from torch import __version__ as version
     from torch.distributed import TCPStore
 
     store, told = None, None
@@ -81,7 +85,7 @@ def _store(world: Any, timeout: timedelta) -> Any:
         # hosts file, and it serves no rank until the answer comes, or for 5 s.
         with socket.create_server(("", 0)) as listening:
             store = TCPStore(LOCALHOST, listening.getsockname()[1], is_master=True, wait_for_workers=False, timeout=timeout,
-                             master_listen_fd=listening.detach())
+                             master_listen_fd=listening.detach(), use_libuv=version >= LIBUV)
         addresses = [each.address for each in interfaces() if not each.loopback]
         told = socket.gethostname(), store.port, addresses
     host, port, addresses = world.bcast(told)

@@ -166,8 +166,9 @@ def test_subgroups(dist: Any) -> None:
     dist.all_reduce(data, group=local)
     assert data.item() == len([each for each in mine if each < ranks])
     dist.destroy_process_group(local)
-    with pytest.raises(RuntimeError, match="allreduce: got a process group that was destroyed, expected"):
-        local.allreduce([data])
+    if torch.__version__ >= (2, 13):  # 2.5 tells the group nothing
+        with pytest.raises(RuntimeError, match="allreduce: got a process group that was destroyed, expected"):
+            local.allreduce([data])
 
 
 def test_compared_calls(dist: Any) -> None:
