@@ -16,11 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mpiddl.after_import import AfterImport
 from mpiddl.errors import UsageError
 from mpiddl.machine.clock import now
 from mpiddl.machine.disk import check_writable
 from mpiddl.programs import sklearn_estimators
-from mpiddl.programs.after_import import AfterImport
 from mpiddl.programs.own_files import OwnFiles
 from mpiddl.programs.table import rows, show
 from mpiddl.strategies import Strategy, of_programs

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+from mpiddl.after_import import AfterImport
 from mpiddl.communicator import Communicator
 from mpiddl.errors import CommError, MismatchError, UsageError
 from mpiddl.machine.clock import now
@@ -251,7 +252,7 @@ for _each in NOT_SERVED:
 
 
 class _Process:
-    """The groups of this process, which end with it at the latest."""
+    """The groups of this process, which end with it at the latest. `torch.compile` runs their calls, and compiles none."""
 
     def __init__(self) -> None:
         self._groups: WeakSet[MpiddlProcessGroup] = WeakSet()
@@ -261,6 +262,7 @@ class _Process:
     def add(self, group: MpiddlProcessGroup) -> None:
         if not self._registered:
             atexit.register(self._leave)
+            AfterImport({"torch._dynamo.trace_rules": lambda rules: rules.add("mpiddl")})
             self._registered = True
         self._groups.add(group)
         self._watch.add(group._watched)

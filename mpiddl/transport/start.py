@@ -80,8 +80,8 @@ def _leave_launcher(MPI: Any, env: Mapping[str, str]) -> Mapping[str, str]:
     """``env`` without what the launcher told the rank that has started this worker: two processes cannot be one rank."""
     made = launch.promise(os.environ)
     if MPI.Is_initialized() and made.size > 1:
-        _refuse(f"MPI: got a worker process in which MPI is that of rank {made.rank}, expected a worker that starts without MPI; "
-                'with multiprocessing: set_start_method("spawn") and no import of mpi4py at the top of the program; with '
+        _refuse(f"MPI: got a worker process in which MPI is that of rank {made.rank}, expected a worker that starts without "
+                'MPI; with multiprocessing: set_start_method("spawn") and no import of mpi4py at the top of the program; with '
                 "joblib: its default backend, loky")
     for name in [name for name in os.environ if name.startswith(OF_LAUNCHERS)]:
         del os.environ[name]

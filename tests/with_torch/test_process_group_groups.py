@@ -212,7 +212,8 @@ def batch(step: int, ranks: int) -> Any:
     return torch.randn(ranks, 5, 12, generator=torch.Generator().manual_seed(step))
 
 
-@pytest.mark.parametrize("how", ["plain", "views", "unused", "fp16", "bf16", "powersgd", "zero", "fsdp", "fully_shard"])
+@pytest.mark.parametrize("how", ["plain", "views", "unused", "compiled", "fp16", "bf16", "powersgd", "zero", "fsdp",
+                                 "fully_shard"])
 def test_training_equals_one_rank_with_the_whole_batch(dist: Any, how: str) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel
@@ -231,7 +232,9 @@ def test_training_equals_one_rank_with_the_whole_batch(dist: Any, how: str) -> N
         model = fsdp.fully_shard(model, mesh=mesh)
     else:
         options = {"views": {"gradient_as_bucket_view": True}, "unused": {"find_unused_parameters": True}}.get(how, {})
-        model = DistributedDataParallel(model, bucket_cap_mb=0.003, **options)
+        model = DistributedDataParallel(model, **{"bucket_cap_mb": 0.003 if how != "compiled" else 25} | options)
+        if how == "compiled":
+            model = torch.compile(model, backend="aot_eager")  # which needs no compiler of C++
         if how in ("fp16", "bf16"):
             try:
                 model.register_comm_hook(None, getattr(default_hooks, f"{how}_compress_hook"))
