@@ -33,8 +33,11 @@ def _of_torch(facts: Any, size: int) -> list[tuple[str, str]]:
         said += [f"iterated {whole} times whole, on every rank: without gradients, in evaluation mode, or with L-BFGS"
                  ] if whole else []
         found.append((name, "; ".join(said)))
-    for name, count in facts.optimisers.items():
-        found.append((name, f"{count} parameters, {facts.steps} steps: combined with those of all ranks"))
+    for name in dict.fromkeys(each.optimiser for each in facts.optimisers):
+        alike = [each for each in facts.optimisers if each.optimiser == name]
+        parameters, steps = (sum(getattr(each, what) for each in alike) for what in ("parameters", "steps"))
+        found.append((name if len(alike) == 1 else f"{len(alike)} {name} optimisers",
+                      f"{parameters} parameters, {steps} steps: combined with those of all ranks"))
     for name, passes in facts.passes.items():
         said = [f"{passes.divided} forward passes with {passes.samples} samples: each was divided over {size} ranks"
                 ] if passes.divided else []

@@ -20,6 +20,7 @@ import torch
 from mpiddl.errors import MismatchError
 from mpiddl.strategies.base import Strategy
 from mpiddl.torch.backward_pass import BackwardPass
+from mpiddl.torch.closures import called_first
 from mpiddl.torch.facts import Facts
 from mpiddl.torch.meeting import LAST, Event, Passing, Row, behind, different, drawn, meet, parted, weights
 from mpiddl.torch.parameter_set import ParameterSet
@@ -328,26 +329,26 @@ class Coordinator:
         if self.over or not any(each.wanted() for each in self.sets.waiting()):
             return
         rows, active = self._arrive(Event.START)
-        for each in self.sets.build(self.seen, self._steps, rows, active):
-            self.facts.optimisers[each.name] = len(each.tensors)
+        self.sets.build(self.seen, self._steps, rows, active)
         if self.strategy.lockstep and (sentence := self.sets.read_state(self._loaded)):
             self.facts.note(sentence)
         self._loaded = None
 
     # Steps of optimisers
 
-    def step_begins(self, each: ParameterSet) -> None:
-        """The optimiser of a set is about to step."""
+    def step_begins(self, each: ParameterSet, args: Any, options: dict[str, Any]) -> Any:
+        """The optimiser of a set is about to step, with these arguments. Returns others, or None for the same."""
         if self.over or each.replaying:
-            return
+            return None
         if not each.exchanged and (not each.started or each.changed()):  # an exchange has looked at it
             self.start()
         if self.strategy.sums_gradients:
             if self._sharded and not each.exchanged and not each.retired:  # no backward pass has given its gradients
                 each.touched = True
                 self._exchange_or_idle()
-            return
+            return None
         self.sets.hide_common()
+        changed = called_first(args, options)
         samples, total = self._samples or 1, (self._samples or 1) * self.comm.size
         self._untouched()
         each.touched = True
@@ -357,6 +358,7 @@ class Coordinator:
         self._total = total
         for part in each.local:
             part.before_step(samples, total, self._sums)
+        return changed
 
     def step_ends(self, each: ParameterSet) -> None:
         """The optimiser of a set has stepped."""
@@ -364,7 +366,10 @@ class Coordinator:
             return
         each.steps += 1
         each.exchanged = False
-        self.facts.steps += 1
+        if not each.fact.steps:
+            each.fact.parameters = len(each.wanted())
+            self.facts.optimisers.append(each.fact)
+        each.fact.steps += 1
         for part in each.local:
             part.after_step(self._samples or 1, self._total)
         self._used = True

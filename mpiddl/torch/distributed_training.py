@@ -101,7 +101,7 @@ def distribute(model: torch.nn.Module, optimizer: Optimizer, loader: DataLoader[
     broadcast(coordinator.comm, [*model.parameters(), *model.buffers()])
     coordinator.add(optimizer)
     parameters = coordinator.sets[-1]
-    optimizer.register_step_pre_hook(lambda *_: coordinator.step_begins(parameters))
+    optimizer.register_step_pre_hook(lambda _, *given: coordinator.step_begins(parameters, *given))
     optimizer.register_step_post_hook(lambda *_: coordinator.step_ends(parameters))
     return given if loader is None else (model, optimizer, DistributedLoader(loader, model, coordinator, loss == "sum"))
 

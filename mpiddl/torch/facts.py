@@ -20,19 +20,26 @@ class Passes:
     whole: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
+class Steps:
+    """Of one optimiser: the name of its class, its parameters, and the steps of this rank."""
+
+    optimiser: str
+    parameters: int = 0
+    steps: int = 0
+
+
 @dataclass
 class Facts:
     """Counted on each rank.
 
-    steps : optimiser steps of this rank.
-    optimisers : parameters of each optimiser.
+    optimisers : those that have stepped, in order.
     loaders : by description, how often iterated in shards, and how often whole.
     passes : forward passes, by class of the module.
     notes : sentences, each once.
     """
 
-    steps: int = 0
-    optimisers: dict[str, int] = field(default_factory=dict)
+    optimisers: list[Steps] = field(default_factory=list)
     loaders: dict[str, list[int]] = field(default_factory=dict)
     passes: dict[str, Passes] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -157,11 +157,11 @@ class Interception:
 
         return call
 
-    def _before_step(self, optimiser: Optimizer, args: Any, options: Any) -> None:
+    def _before_step(self, optimiser: Optimizer, args: Any, options: Any) -> Any:
         if self.coordinator.find(optimiser) is None and self.coordinator.strategy.sums_gradients:  # a copy of another one
             self.coordinator.add(optimiser)
-        if (found := self.coordinator.find(optimiser)) is not None:
-            self.coordinator.step_begins(found)
+        found = self.coordinator.find(optimiser)
+        return None if found is None else self.coordinator.step_begins(found, args, options)
 
     def _after_step(self, optimiser: Optimizer, args: Any, options: Any) -> None:
         if (found := self.coordinator.find(optimiser)) is not None:

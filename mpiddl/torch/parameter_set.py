@@ -10,6 +10,7 @@ from zlib import crc32
 import torch
 
 from mpiddl.strategies.base import Strategy
+from mpiddl.torch.facts import Steps
 from mpiddl.torch.flat_tensors import by_dtype
 from mpiddl.torch.local_update import LocalUpdate
 from mpiddl.torch.summed_gradients import SummedGradients
@@ -29,6 +30,8 @@ class ParameterSet:
 
     Attributes
     ----------
+    fact : Steps
+        For the table at the end.
     steps : int
         Steps that were taken, with those that this rank made for others.
     touched : bool
@@ -36,7 +39,7 @@ class ParameterSet:
     """
 
     def __init__(self, optimiser: torch.optim.Optimizer):
-        self._optimiser, self.name = ref(optimiser), type(optimiser).__name__
+        self._optimiser, self.fact = ref(optimiser), Steps(type(optimiser).__name__)
         self._groups = optimiser.param_groups
         self.summed: list[SummedGradients] = []
         self.local: list[LocalUpdate] = []

@@ -44,10 +44,10 @@ class ParameterSets(list[ParameterSet]):
         """Those that have to be built, or built again."""
         return [each for each in self if not each.retired and (not each.started or each.changed())]
 
-    def build(self, seen: Seen, steps: int, rows: list[Row], active: list[int]) -> list[ParameterSet]:
+    def build(self, seen: Seen, steps: int, rows: list[Row], active: list[int]) -> None:
         """Build those that are `waiting`, with the values of rank 0, and drop those whose optimisers are gone on a rank.
 
-        Collective. Returns what was built.
+        Collective.
 
         Raises
         ------
@@ -69,12 +69,10 @@ class ParameterSets(list[ParameterSet]):
             each.retire()
             each.free()
             self.remove(each)
-        built = self.waiting()
-        for each in built:
+        for each in self.waiting():
             self._equal([tensor for tensor in each.tensors if not tensor.requires_grad])
             broadcast(self._comm, each.wanted())
             each.start(self._comm, self._strategy, seen, steps)
-        return built
 
     # Equal replicas
 

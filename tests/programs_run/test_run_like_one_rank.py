@@ -277,4 +277,45 @@ def test_weights_are_those_of_one_rank(tmp_path, command, mpirun):
                   if values != pytest.approx(wanted, rel=1e-8)]
         assert not differ
         assert "DataLoader of TensorDataset" in found.stderr
+        assert "SGD optimisers" in found.stderr  # one row for those of a class
         assert "differ between ranks" not in found.stderr
+
+
+CLOSURES = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+rows = torch.randn(64, 4)
+loader = DataLoader(TensorDataset(rows, rows.sum(1, keepdim=True)), batch_size=16)
+
+def train(step):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 1)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    for x, y in loader:
+        def closure():
+            optimiser.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            return loss
+        loss = step(optimiser, closure)
+    return [*model.weight.flatten().tolist(), model.bias.item(), loss.item()]
+
+def loss_first(optimiser, closure):
+    loss = closure()
+    optimiser.step()
+    return loss
+
+print(*train(loss_first))
+print(*train(lambda optimiser, closure: optimiser.step(closure)))
+print(*train(lambda optimiser, closure: optimiser.step(closure=closure)))
+"""
+
+
+def test_a_strategy_gets_the_gradient_of_a_closure(tmp_path, mpirun):
+    (tmp_path / "program.py").write_text(CLOSURES)
+    found = mpirun(2, "mpiddl", "run", "--strategy", "delayed", tmp_path / "program.py")
+    assert found.returncode == 0, found.stderr
+    first, *others = found.stdout.splitlines()
+    assert others == [first, first]
