@@ -22,7 +22,7 @@ from mpiddl.machine.clock import now
 from mpiddl.machine.disk import check_writable
 from mpiddl.programs import sklearn_estimators
 from mpiddl.programs.own_files import OwnFiles
-from mpiddl.programs.table import rows, show
+from mpiddl.programs.table import counted, rows, show
 from mpiddl.strategies import Strategy, of_programs
 from mpiddl.transport.agree import agreed_errors
 from mpiddl.transport.comm import Comm
@@ -183,7 +183,7 @@ class Session:
         """Lines of the final table."""
         facts = self._interception.coordinator.facts if self._interception is not None else None
         fits = self._estimators.rows() if self._estimators is not None else []
-        done = [(row.estimator, f"{row.fits} fits: {row.how}") for row in fits]
+        done = [(row.estimator, f"{counted(row.fits, 'fit')}: {row.how}") for row in fits]
         if self._of_keras is not None and (of_keras := self._of_keras.rows()):
             done += of_keras
             facts = facts if facts is not None and facts.optimisers else None  # the loaders in it are those of Keras

@@ -26,23 +26,30 @@ def rows(facts: Any, fits: list[tuple[str, str]], size: int) -> list[tuple[str, 
         ("program", "only replicated, not distributed: it used nothing that mpiddl divides, so all ranks computed the same")]
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 step``, ``2 steps``, ``3 passes``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def _of_torch(facts: Any, size: int) -> list[tuple[str, str]]:
     found = []
     for name, (sharded, whole) in facts.loaders.items():
-        said = [f"iterated {sharded} times: each batch was divided over {size} ranks"] if sharded else []
-        said += [f"iterated {whole} times whole, on every rank: without gradients, in evaluation mode, or with L-BFGS"
-                 ] if whole else []
+        said = [f"iterated {counted(sharded, 'time')}: each batch was divided over {size} ranks"] if sharded else []
+        if whole:
+            said.append(f"iterated {counted(whole, 'time')} whole, on every rank: without gradients, in evaluation mode, or "
+                        "with L-BFGS")
         found.append((name, "; ".join(said)))
     for name in dict.fromkeys(each.optimiser for each in facts.optimisers):
         alike = [each for each in facts.optimisers if each.optimiser == name]
         parameters, steps = (sum(getattr(each, what) for each in alike) for what in ("parameters", "steps"))
         found.append((name if len(alike) == 1 else f"{len(alike)} {name} optimisers",
-                      f"{parameters} parameters, {steps} steps: combined with those of all ranks"))
+                      f"{counted(parameters, 'parameter')}, {counted(steps, 'step')}: combined with those of all ranks"))
     for name, passes in facts.passes.items():
-        said = [f"{passes.divided} forward passes with {passes.samples} samples: each was divided over {size} ranks"
+        said = [f"{counted(passes.divided, 'forward pass')} with {passes.samples} samples: each was divided over {size} ranks"
                 ] if passes.divided else []
-        said += [f"{passes.own} forward passes of other samples on each rank: gradients were averaged"] if passes.own else []
-        said += [f"{count} forward passes whole, on every rank: {why}" for why, count in passes.whole.items()]
+        if passes.own:
+            said.append(f"{counted(passes.own, 'forward pass')} of other samples on each rank: gradients were averaged")
+        said += [f"{counted(count, 'forward pass')} whole, on every rank: {why}" for why, count in passes.whole.items()]
         found.append((name, "; ".join(said)))
     distributed = any(sharded for sharded, _ in facts.loaders.values()) or any(
         passes.divided or passes.own for passes in facts.passes.values())

@@ -72,8 +72,8 @@ class MpiddlProcessGroup(Calls, dist.ProcessGroup):
         self.label, self._store, self._name = label, store, label
         threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._comm = Communicator(raw)
-        self._messages = Messages(raw.Dup(), timeout, threads)
         self._queue, self._watched = Queue(label, threads), Watched(self, store)
+        self._messages = Messages(raw.Dup(), timeout, threads, self._watched.lost)
         self._freed, self._broken = False, None  # type: bool, CommError | None
         _PROCESS.add(self)
 
@@ -257,13 +257,13 @@ class _Process:
     def __init__(self) -> None:
         self._groups: WeakSet[MpiddlProcessGroup] = WeakSet()
         self._watch = Watch()
-        self._registered = False
+        self._process = 0
 
     def add(self, group: MpiddlProcessGroup) -> None:
-        if not self._registered:
+        if self._process != os.getpid():
+            self._process = os.getpid()
             atexit.register(self._leave)
             AfterImport({"torch._dynamo.trace_rules": lambda rules: rules.add("mpiddl")})
-            self._registered = True
         self._groups.add(group)
         self._watch.add(group._watched)
 
@@ -272,8 +272,9 @@ class _Process:
         self._watch.remove(group._watched)
 
     def _leave(self) -> None:
-        for group in list(self._groups):
-            group.leave()
+        if self._process == os.getpid():  # not a fork of it, which has no threads and must not call MPI
+            for group in list(self._groups):
+                group.leave()
 
 
 _PROCESS = _Process()

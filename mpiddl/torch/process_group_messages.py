@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from mpi4py import MPI
 from mpiddl.errors import CommError, UsageError
 from mpiddl.machine.clock import now
 from mpiddl.torch.process_group_tensors import Flat, one
+from mpiddl.torch.process_group_watch import PAUSE_S
 from mpiddl.torch.process_group_work import NO_TIMEOUT, Work
 
 SPINS = 200
@@ -31,9 +33,9 @@ PAUSES_S = 0.00005, 0.001
 class Message(Work):
     """A send or a receive under way."""
 
-    def __init__(self, name: str, flat: Flat, request: Any, peer: str, timeout: timedelta, receives: bool):
+    def __init__(self, name: str, flat: Flat, request: Any, peer: str, timeout: timedelta, lost: Callable[[float], bool]):
         super().__init__(name, [flat.tensor])
-        self._flat, self._request, self._peer, self._timeout, self._receives = flat, request, peer, timeout, receives
+        self._flat, self._request, self._peer, self._timeout, self._lost = flat, request, peer, timeout, lost
         self._asking = threading.Lock()  # MPI allows one thread at a time for a request
 
     def ask(self) -> bool:
@@ -43,7 +45,7 @@ class Message(Work):
         status = MPI.Status()
         try:
             if not self._over and self._request.Test(status):
-                if self._receives:
+                if self.name == "recv":
                     self._source = status.source
                     self._flat.put_back()
                 self.finish()
@@ -61,11 +63,16 @@ class Message(Work):
         Raises
         ------
         CommError
-            Nothing came, or nothing was taken, within the timeout, by default the group's.
+            Nothing came, or nothing was taken, within the timeout, by default the group's; or the other rank has left.
         """
-        limit = (timeout if timeout.total_seconds() > 0 else self._timeout).total_seconds()
-        if not patient(self.ask, limit):
-            raise CommError(f"{self.name}: got no message {self._peer} in {limit:g} s, expected the matching call on that rank")
+        limit, began = (timeout if timeout.total_seconds() > 0 else self._timeout).total_seconds(), now()
+        while not patient(self.ask, min(PAUSE_S, limit)):
+            waited = now() - began
+            if waited >= limit:
+                raise CommError(f"{self.name}: got no message {self._peer} in {limit:g} s, expected the matching call there")
+            if self._lost(waited):
+                raise CommError(f"{self.name}: got no message {self._peer} in {waited:.3g} s, because that rank has left the "
+                                "program or destroyed the group, expected the matching call there")
         return super().wait()
 
     def is_completed(self) -> bool:
@@ -88,10 +95,14 @@ def patient(ask: Callable[[], bool], limit_s: float) -> bool:
 
 
 class Messages:
-    """The messages of one group, on a communicator of its own, which it frees."""
+    """The messages of one group, on a communicator of its own, which it frees.
 
-    def __init__(self, raw: Any, timeout: timedelta, threads: bool):
-        self._raw, self._threads = raw, threads
+    ``lost(rank, seconds)``: whether a message to or from a rank, or with None from any, that has not come for so many seconds
+    can come no more.
+    """
+
+    def __init__(self, raw: Any, timeout: timedelta, threads: bool, lost: Callable[[int | None, float], bool]):
+        self._raw, self._threads, self._lost = raw, threads, lost
         self.timeout = timeout
         self.largest_tag = raw.Get_attr(MPI.TAG_UB) - 1  # one more is the monitored barrier's
         self._open: list[Message] = []
@@ -103,19 +114,19 @@ class Messages:
         flat = Flat(one("tensor", tensors))
         self._check(tag, "dst", dest)
         request = self._raw.Isend(flat.words, dest, tag)
-        return self._watched(Message("send", flat, request, f"taken by rank {dest}", self.timeout, False))
+        return self._watched(Message("send", flat, request, f"taken by rank {dest}", self.timeout, partial(self._lost, dest)))
 
     def recv(self, tensors: Any, source: int, tag: int) -> Work:
         flat = Flat(one("tensor", tensors), fill=False)
         self._check(tag, "src", source)
         request = self._raw.Irecv(flat.words, source, tag)
-        return self._watched(Message("recv", flat, request, f"from rank {source}", self.timeout, True))
+        return self._watched(Message("recv", flat, request, f"from rank {source}", self.timeout, partial(self._lost, source)))
 
     def recv_any(self, tensors: Any, tag: int) -> Work:
         flat = Flat(one("tensor", tensors), fill=False)
         self._check(tag, "src", 0)
         request = self._raw.Irecv(flat.words, MPI.ANY_SOURCE, tag)
-        return self._watched(Message("recv", flat, request, "from any rank", self.timeout, True))
+        return self._watched(Message("recv", flat, request, "from any rank", self.timeout, partial(self._lost, None)))
 
     def _check(self, tag: int, name: str, rank: int) -> None:
         if not 0 <= tag < self.largest_tag:

@@ -65,6 +65,13 @@ class Watched:
         """Whether some rank has left the group."""
         return bool(self._last())
 
+    def lost(self, rank: int | None, waited: float) -> bool:
+        """Whether a message to or from ``rank``, or with None from any rank, can come no more after ``waited`` seconds."""
+        if waited < LEFT_S:
+            return False
+        gone = self._last()
+        return len(gone) >= self._group.size() - 1 if rank is None else rank in gone
+
     def _last(self) -> dict[int, int]:
         """The ranks that have left, and the last collective that each has completed."""
         found = {rank: self._find(f"{LEFT}/{rank}") for rank in range(self._group.size())}

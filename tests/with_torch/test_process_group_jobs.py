@@ -67,6 +67,11 @@ FAILURES = {
     "missing": ({"one": "threading.Event().wait()", "timeout": 2, "all": "dist.barrier()"},
                 "ranks [1] of the group have not come to it"),
     "leaves": ({"one": "sys.exit(3)", "all": SUM}, "ranks [1] of the group have left the program"),
+    "receiver alone": ({"one": "sys.exit(0)", "all": "dist.recv(data, 1)"},
+                       "s, because that rank has left the program or destroyed the group"),
+    "limited wait": ({"one": "threading.Event().wait()", "all":
+                      "dist.all_reduce(data, async_op=True).wait(datetime.timedelta(seconds=1))"},
+                     "allreduce: got no result in 1 s"),
     "cleans up": ({"one": "data = None", "all": "try:\n    dist.all_reduce(data)\nfinally:\n    dist.destroy_process_group()"},
                   "Invalid function argument"),
 }
