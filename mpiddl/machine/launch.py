@@ -75,6 +75,11 @@ def promise(env: Mapping[str, str]) -> Promise:
     return Promise(NONE, 1, 0, 1, "")
 
 
+def is_of_launcher(name: str) -> bool:
+    """Whether a variable tells a process which rank it is, or how to reach the others."""
+    return name.startswith(("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "MPI_LOCAL", "SLURM_STEP_", "SLURM_MPI_TYPE"))
+
+
 def _open_mpi(env: Mapping[str, str]) -> Promise | None:
     """Open MPI's mpiexec: PRRTE since 5.0, ORTE before."""
     size, rank = _number(env, "OMPI_COMM_WORLD_SIZE"), _number(env, "OMPI_COMM_WORLD_RANK")

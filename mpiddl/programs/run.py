@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mpiddl.after_import import AfterImport
 from mpiddl.errors import UsageError
+from mpiddl.machine.after_import import AfterImport
 from mpiddl.machine.clock import now
 from mpiddl.machine.disk import check_writable
 from mpiddl.programs import sklearn_estimators

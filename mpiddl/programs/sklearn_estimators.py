@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from mpiddl.after_import import AfterImport
+from mpiddl.machine.after_import import AfterImport
 from mpiddl.transport.agree import check_same_place
 from mpiddl.transport.comm import AnyComm, Comm
 from mpiddl.transport.mpi import connected

@@ -8,16 +8,16 @@ import torch
 
 
 def called_first(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Call the closure of ``optimiser.step(closure)``, whose arguments are given, now, before a strategy takes the gradient.
-    Returns what step gets instead.
+    """Call the closure of ``optimiser.step(closure)`` now, so that a strategy gets its gradient before the step.
 
-    The optimisers of `torch.optim` call it once, before they update. L-BFGS and other optimisers may call it several times:
-    theirs is left alone.
+    The arguments are those of ``step``, with the optimiser as the first. Returned are those that ``step`` gets instead, with a
+    closure that only returns the loss. Most optimisers of `torch.optim` call a closure once, before they update. L-BFGS and
+    optimisers from elsewhere may call it several times, so their arguments are not changed.
     """
     optimiser, positional = args[0], len(args) > 1
     closure = args[1] if positional else options.get("closure")
-    kind = type(optimiser).step.__module__
-    if closure is None or not kind.startswith("torch.optim.") or isinstance(optimiser, torch.optim.LBFGS):
+    once = type(optimiser).step.__module__.startswith("torch.optim.") and not isinstance(optimiser, torch.optim.LBFGS)
+    if closure is None or not once:
         return args, options
     with torch.enable_grad():
         loss = closure()

@@ -366,10 +366,7 @@ class Coordinator:
             return
         each.steps += 1
         each.exchanged = False
-        if not each.fact.steps:
-            each.fact.parameters = len(each.wanted())
-            self.facts.optimisers.append(each.fact)
-        each.fact.steps += 1
+        self.facts.step(each.fact)
         for part in each.local:
             part.after_step(self._samples or 1, self._total)
         self._used = True

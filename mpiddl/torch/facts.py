@@ -49,6 +49,12 @@ class Facts:
         if sentence not in self.notes:
             self.notes.append(sentence)
 
+    def step(self, optimiser: Steps) -> None:
+        """An optimiser has made a step."""
+        if not optimiser.steps:
+            self.optimisers.append(optimiser)
+        optimiser.steps += 1
+
     def loader(self, name: str, sharded: bool) -> None:
         """A loader begins to be iterated."""
         self.loaders.setdefault(name, [0, 0])[0 if sharded else 1] += 1

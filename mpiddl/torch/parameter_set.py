@@ -101,6 +101,7 @@ class ParameterSet:
         for hook in self._hooks:
             hook.remove()
         self.tensors = self.wanted()
+        self.fact.parameters = len(self.tensors)
         self._kinds = [(tensor.dtype, tensor.shape) for tensor in self.tensors]
         self._hooks = [tensor.register_post_accumulate_grad_hook(lambda each: seen(self, each)) for tensor in self.tensors]
 

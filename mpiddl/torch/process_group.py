@@ -18,6 +18,7 @@ import atexit
 import os
 import sys
 import zlib
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from weakref import WeakSet
@@ -26,9 +27,9 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from mpiddl.after_import import AfterImport
 from mpiddl.communicator import Communicator
 from mpiddl.errors import CommError, MismatchError, UsageError
+from mpiddl.machine.after_import import AfterImport
 from mpiddl.machine.clock import now
 from mpiddl.torch.backend_name import NAME
 from mpiddl.torch.process_group_calls import Calls
@@ -251,19 +252,25 @@ for _each in NOT_SERVED:
     setattr(MpiddlProcessGroup, _each, _refusing(_each))
 
 
+def _run_uncompiled(rules: Any) -> None:
+    """Tell `torch.compile` not to compile the calls of groups: it cannot, and runs them as they are."""
+    with suppress(AttributeError):  # the function is not documented
+        rules.add("mpiddl")
+
+
 class _Process:
-    """The groups of this process, which end with it at the latest. `torch.compile` runs their calls, and compiles none."""
+    """The groups of this process, which end with it at the latest."""
 
     def __init__(self) -> None:
         self._groups: WeakSet[MpiddlProcessGroup] = WeakSet()
         self._watch = Watch()
-        self._process = 0
+        self._registered = False
 
     def add(self, group: MpiddlProcessGroup) -> None:
-        if self._process != os.getpid():
-            self._process = os.getpid()
+        if not self._registered:
             atexit.register(self._leave)
-            AfterImport({"torch._dynamo.trace_rules": lambda rules: rules.add("mpiddl")})
+            AfterImport({"torch._dynamo.trace_rules": _run_uncompiled})
+            self._registered = True
         self._groups.add(group)
         self._watch.add(group._watched)
 
@@ -272,9 +279,8 @@ class _Process:
         self._watch.remove(group._watched)
 
     def _leave(self) -> None:
-        if self._process == os.getpid():  # not a fork of it, which has no threads and must not call MPI
-            for group in list(self._groups):
-                group.leave()
+        for group in list(self._groups):
+            group.leave()
 
 
 _PROCESS = _Process()

@@ -66,7 +66,8 @@ class Message(Work):
             Nothing came, or nothing was taken, within the timeout, by default the group's; or the other rank has left.
         """
         limit, began = (timeout if timeout.total_seconds() > 0 else self._timeout).total_seconds(), now()
-        while not patient(self.ask, min(PAUSE_S, limit)):
+        waited = 0.0
+        while not patient(self.ask, min(PAUSE_S, limit - waited)):
             waited = now() - began
             if waited >= limit:
                 raise CommError(f"{self.name}: got no message {self._peer} in {limit:g} s, expected the matching call there")

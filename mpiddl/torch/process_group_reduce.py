@@ -93,7 +93,8 @@ def allreduce(comm: Any, flat: Flat, op: Reduction) -> None:
             _allreduce_half(comm, part, op)
     else:
         comm.Allreduce(MPI.IN_PLACE, whole.numbers, _op(flat.tensor, op))
-        _divide(whole, op, comm.Get_size())
+        if op.name == "AVG":
+            whole.data.div_(comm.Get_size())
     if whole is not flat:
         flat.data.copy_(whole.data)
 
@@ -110,7 +111,7 @@ def reduce(comm: Any, flat: Flat, op: Reduction, root: int) -> None:
         array = numbers(data)
         comm.Reduce(MPI.IN_PLACE if at_root else array, array if at_root else None, _op(data, op), root)
         if at_root:
-            _divide(Flat(data), op, comm.Get_size())
+            _divide(data, op, comm.Get_size())
     if at_root and op.factor is not None:
         flat.data.copy_(data)
 
@@ -124,7 +125,7 @@ def reduce_scatter(comm: Any, blocks: torch.Tensor, mine: torch.Tensor, op: Redu
         mine.copy_(_reduced_block(comm, data, mine.numel(), op))
     else:
         comm.Reduce_scatter_block(numbers(data), numbers(mine), _op(data, op))
-        _divide(Flat(mine), op, comm.Get_size())
+        _divide(mine, op, comm.Get_size())
 
 
 def _allreduce_half(comm: Any, part: torch.Tensor, op: Reduction) -> None:
@@ -157,6 +158,6 @@ def _scaled(data: torch.Tensor, op: Reduction) -> torch.Tensor:
     return data if op.factor is None else (data * op.factor).to(data.dtype)
 
 
-def _divide(flat: Flat, op: Reduction, size: int) -> None:
+def _divide(data: torch.Tensor, op: Reduction, size: int) -> None:
     if op.name == "AVG":
-        flat.data.div_(size)
+        data.div_(size)

@@ -11,7 +11,7 @@ import torch
 from mpiddl.errors import ShapeError, UsageError
 
 HALF = (torch.float16, torch.bfloat16)
-"""numpy has no bfloat16, and MPI reduces neither: sums are made of float32 (`mpiddl.torch.process_group_half`)."""
+"""numpy has no bfloat16, and MPI reduces neither: sums are made of float32 (`mpiddl.torch.process_group_reduce`)."""
 
 WORDS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8", 16: "<c16"}
 """What moves elements of so many bytes without a look at them: types that every MPI library has."""

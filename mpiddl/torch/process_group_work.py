@@ -24,8 +24,8 @@ from mpiddl.machine.clock import now
 NO_TIMEOUT = timedelta(0)
 
 _kept: set[Work] | None = set() if torch.__version__ < (2, 13) else None
-"""Operations that nobody has waited for. In older versions of torch, such as 2.5, the C++ side waits for ever for an operation
-that Python does not hold any more."""
+"""Operations that are not over, for older versions of torch, such as 2.5. Their C++ code keeps no Python object alive: an
+operation that only C++ uses would be deleted, and `wait` in C++ would never return."""
 
 
 class Work(dist._Work):

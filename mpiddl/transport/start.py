@@ -28,9 +28,6 @@ TEMPORARY = ("TMPDIR", "TEMP", "TMP")
 MEMORY = "/dev/shm"
 """Linux's memory file system, which MPICH shares memory in."""
 
-OF_LAUNCHERS = "PMIX_", "PMI_", "OMPI_COMM_WORLD_", "MPI_LOCAL", "SLURM_STEP_", "SLURM_MPI_TYPE"
-"""How the names of variables begin that tell a process which rank it is."""
-
 
 def load_mpi() -> Any:
     """``mpi4py.MPI``, not yet initialised unless it was before.
@@ -77,15 +74,16 @@ def start_mpi(env: Mapping[str, str]) -> Any:
 
 
 def _leave_launcher(MPI: Any, env: Mapping[str, str]) -> Mapping[str, str]:
-    """``env`` without what the launcher told the rank that has started this worker: two processes cannot be one rank."""
+    """Remove the launcher's variables from this process: they are meant for the rank that started it. Returns ``env`` without
+    them."""
     made = launch.promise(os.environ)
     if MPI.Is_initialized() and made.size > 1:
         _refuse(f"MPI: got a worker process in which MPI is that of rank {made.rank}, expected a worker that starts without "
                 'MPI; with multiprocessing: set_start_method("spawn") and no import of mpi4py at the top of the program; with '
                 "joblib: its default backend, loky")
-    for name in [name for name in os.environ if name.startswith(OF_LAUNCHERS)]:
+    for name in filter(launch.is_of_launcher, list(os.environ)):
         del os.environ[name]
-    return {name: value for name, value in env.items() if not name.startswith(OF_LAUNCHERS)}
+    return {name: value for name, value in env.items() if not launch.is_of_launcher(name)}
 
 
 def initialise(MPI: Any, promise: launch.Promise) -> None:

@@ -64,7 +64,6 @@ transport.meter transport.in_flight transport.uncaught | bytes and seconds; work
 coding                           | which workers compute which blocks; codes. Pure functions, no MPI
 memory layout registry testbed   | flat buffers; virtual shards; built-in classes by name; a cluster on one machine
 user_code                        | a user's own classes by name
-after_import                     | functions that are called when a program has imported a module
 kernels                          | numba; installed as mpiddl.kernels
 machine                          | launcher, threads, memory, disk, terminal, clock
 errors version                   | the error tree
