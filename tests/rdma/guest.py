@@ -28,7 +28,7 @@ PYTHON = Path("/usr/bin/python3.11")
 """The guest has it, too, and its pyverbs is built for it."""
 
 SETTING = f"""
-export HOME=/root PYTHONPATH=/tmp/pyverbs PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/job/numba
+export HOME=/root PYTHONPATH=/tmp/pyverbs NUMBA_CACHE_DIR=/job/numba
 export {' '.join(f'{name}={value}' for name, value in PROCESSOR.items())}
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none
@@ -105,25 +105,33 @@ def build(cache: Path = CACHE) -> None:
 
 
 def environment() -> Path:
-    """The virtual environment for the guest: `.venv` if its Python is `PYTHON`, else `.venv-rdma`, which is made."""
+    """A virtual environment with `PYTHON`: `.venv`, that of the tests with the oldest Python, or a new one, `.venv-rdma`."""
     if not PYTHON.exists():
         raise CannotRunError(f"there is no {PYTHON}, which the guest has")
-    if Path(os.path.realpath(PROJECT / ".venv/bin/python")) == Path(os.path.realpath(PYTHON)):
-        return PROJECT / ".venv"
+    for found in (PROJECT / ".venv", PROJECT / ".venv-oldest"):
+        if (found / ".dev").exists() and os.path.realpath(found / "bin/python") == os.path.realpath(PYTHON):
+            return found
     env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES")}
     subprocess.run(["make", "--silent", f"PYTHON={PYTHON}", ".venv-rdma/.dev"], cwd=PROJECT, env=env, check=True)
     return PROJECT / ".venv-rdma"
 
 
 def prepared(environment: Path) -> Path:
-    """The folder that the guest may write to, one for each clone of the project, with the kernels compiled for the guest."""
+    """The folder that the guest may write to, one for each clone of the project, with the kernels compiled for the guest.
+
+    Python's modules and pytest's changed copies of them are compiled here, too, into the folders that the guest only reads.
+    """
     job = CACHE / "jobs" / "-".join(PROJECT.parts[1:])
     job.mkdir(parents=True, exist_ok=True)
     bin_ = environment / "bin"
     env = jobs.environment(str(bin_ / "python")) | PROCESSOR
-    env |= {"NUMBA_CACHE_DIR": str(job / "numba"), "PYTHONDONTWRITEBYTECODE": "1"}
-    program = PROJECT / "tests/rdma/compile_outside.py"
-    subprocess.run([bin_ / "mpiexec", "-n", "2", bin_ / "python", program], env=env, check=True, stdin=subprocess.DEVNULL)
+    env["NUMBA_CACHE_DIR"] = str(job / "numba")
+    rdma = PROJECT / "tests/rdma"
+    subprocess.run([bin_ / "mpiexec", "-n", "2", bin_ / "python", rdma / "compile_outside.py"], env=env, check=True,
+                   stdin=subprocess.DEVNULL)
+    subprocess.run([bin_ / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only",
+                    *sorted((rdma / "inside").glob("verbs_*.py"))], env=env, cwd=PROJECT, capture_output=True,
+                   stdin=subprocess.DEVNULL, check=False)  # it fails: there is no pyverbs here
     return job
 
 
