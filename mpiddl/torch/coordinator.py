@@ -11,7 +11,7 @@ Cost: a meeting for each gradient, and the strategy's.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -26,9 +26,12 @@ from mpiddl.torch.meeting import LAST, Event, Passing, Row, behind, different, d
 from mpiddl.torch.parameter_set import ParameterSet
 from mpiddl.torch.parameter_sets import ParameterSets
 from mpiddl.torch.strategy_state import SUFFIX
+from mpiddl.torch.without_optimiser import WithoutOptimiser
 from mpiddl.transport.comm import Comm
 
 T = TypeVar("T")
+
+ALONE = "there were gradients of parameters that belong to no optimiser"
 
 UNKNOWN = "an error that the program has caught"
 """Words for the error of a backward pass that is noticed when something else begins."""
@@ -61,7 +64,7 @@ class Coordinator:
 
     def __init__(self, comm: Comm, strategy: Strategy, steps: int = 0):
         self.comm, self.strategy, self.facts = comm, strategy, Facts()
-        self.sets = ParameterSets(comm, strategy)
+        self.sets, self._others = ParameterSets(comm, strategy), WithoutOptimiser()
         self._steps, self._epoch, self._batch = steps, 0, 0
         self._samples, self._sums = 0, False
         self._pass, self._after, self._passes = BackwardPass(), 0.0, False
@@ -78,6 +81,10 @@ class Coordinator:
     def add(self, optimiser: torch.optim.Optimizer) -> None:
         """Take part in the steps of an optimiser. What it needs is built with the next event."""
         self.sets.add(optimiser, self.seen)
+
+    def look(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Also sum gradients of parameters of ``modules`` that belong to no optimiser, if they get some in a divided loader."""
+        self._others.look(modules, self.sets, self._seen_without_optimiser)
 
     def find(self, optimiser: Any) -> ParameterSet | None:
         """The set of an optimiser, if there is one."""
@@ -101,6 +108,7 @@ class Coordinator:
         With 0 samples, the rank takes part in its gradient now.
         """
         self._ranks = ranks
+        self._others.updated()
         self.sets.hide_common()
         for each in self.sets:
             each.exchanged = False
@@ -117,6 +125,7 @@ class Coordinator:
         """The batches of an epoch are used up, or the program has left its loop before. In the first case, and in lockstep, it
         returns when all ranks are here."""
         self._sharded = max(0, self._sharded - 1)
+        self._others.updated()
         if ended and not self.over and self.strategy.lockstep:
             self._batch = LAST
             self._arrive(Event.EPOCH_END)
@@ -152,6 +161,17 @@ class Coordinator:
         if self._overlapped is not None:
             parameters.final(tensor)
 
+    def _seen_without_optimiser(self, number: int) -> None:
+        """A gradient of a parameter was accumulated that may be in no set."""
+        if self.over or not self._sharded or not self._others.seen(number, self.sets):
+            return
+        if not self.strategy.sums_gradients:
+            self.facts.note(f"{ALONE}: each rank has those of its own samples")
+        elif self._overlapped is not None:
+            self.facts.note(f"{ALONE} that came late: in their first batch, each rank has those of its own samples")
+        elif self._pass.begins():
+            self._pass.at_end(self._gradient)
+
     def _overlap(self, parameters: ParameterSet) -> None:
         """Exchange the gradients of the pass that begins while it runs, if they are all of one set and all ranks do so.
 
@@ -160,7 +180,8 @@ class Coordinator:
         self._end_overlap(failure=UNKNOWN, dropped=True)  # an earlier pass
         alone = [each for each in self.sets if not each.retired] == [parameters]
         divided = self._passes and not self._sharded
-        if self.over or divided or not alone or not parameters.overlaps() or parameters.changed():
+        others = self._others.possible or self._others.found
+        if self.over or divided or others or not alone or not parameters.overlaps() or parameters.changed():
             return
         rows, active = self._arrive(Event.OVERLAP)
         if len(active) == self.comm.size:
@@ -270,18 +291,32 @@ class Coordinator:
         touched, (before, after) = 0, weights(rows, active, self.comm.rank)
         for rank in active:
             touched |= rows[rank].touched
-        for number, each in enumerate(self.sets):
-            if touched >> number & 1:
-                each.exchange(before, after)
-                each.exchanged = True
+        exchanged = [each for number, each in enumerate(self.sets) if touched >> number & 1]
+        if any(rows[rank].others for rank in active):
+            exchanged += self._join()
+        self._others.possible = False
+        for each in exchanged:
+            each.exchange(before, after)
+            each.exchanged = True
+        if self._others.set in exchanged and self.comm.rank in active and self._samples:
+            self._others.exchanged()
         self._total = sum(rows[rank].samples for rank in active) or self.comm.size
+
+    def _join(self) -> list[ParameterSet]:
+        """Parameters without an optimiser become a set, which is returned if it is new in this exchange. Collective."""
+        factor, known = self._ranks if self._sums else 1, self._others.set in self.sets and self._others.set.touched
+        if not self._others.join(self.comm, self.strategy, self.sets, self.seen, factor):
+            self.facts.note(f"{ALONE}, and differ between ranks: each rank has those of its own samples")
+            return []
+        self.facts.note(f"{ALONE}: they were summed over ranks as well")
+        return [] if known else [self._others.set]
 
     # Meetings
 
     def _row(self, event: Event, checksum: int | None = None) -> Row:
         settings = self.sets.checksum_of_settings() if checksum is None else checksum
         return Row(event, self._epoch, self._batch, self._samples, self.sets.touched(), settings, int(self._sums),
-                   tuple(each.steps for each in self.sets))
+                   int(bool(self._others.found)), tuple(each.steps for each in self.sets))
 
     def _arrive(self, event: Event, checksum: int | None = None) -> tuple[list[Row], list[int]]:
         """Meet until this rank is among those that act. Returns the rows of all ranks, and who acts."""
@@ -370,7 +405,8 @@ class Coordinator:
         for part in each.local:
             part.after_step(self._samples or 1, self._total)
         self._used = True
-        if len({other.steps for other in self.sets if not other.retired}) == 1:  # all optimisers have stepped
+        optimisers = [other for other in self.sets if not other.retired and other is not self._others.set]
+        if len({other.steps for other in optimisers}) == 1:  # all optimisers have stepped
             self._catch_up_postponed()
 
     # Checkpoints of the program
@@ -394,6 +430,7 @@ class Coordinator:
     def finish(self) -> None:
         """The program is over on this rank. Returns when it is over on all ranks. Collective."""
         self._catch_up_postponed()
+        self._others.updated()
         self._arrive(Event.END)
         self.sets.hide_common()
         self.sets.clean_up()

@@ -39,6 +39,7 @@ class DistributedLoader:
             yield from self._loader
             return
         self._coordinator.least = least_samples(self._model.modules())
+        self._coordinator.look(self._model.modules())
         for batch in self._sharded:
             self._coordinator.loss(self._sums)
             yield batch

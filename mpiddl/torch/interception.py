@@ -22,7 +22,7 @@ import sys
 import threading
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -35,6 +35,7 @@ from mpiddl.torch.coordinator import Coordinator
 from mpiddl.torch.divided_forward import DividedForward
 from mpiddl.torch.loss_reduction import is_sum
 from mpiddl.torch.sharded_loader import PlainLoader, Sharded
+from mpiddl.torch.without_optimiser import OtherParameters
 
 
 class Interception:
@@ -43,7 +44,7 @@ class Interception:
     def __init__(self, coordinator: Coordinator):
         self.coordinator = coordinator
         self._loaders: WeakKeyDictionary[DataLoader[Any], Sharded] = WeakKeyDictionary()
-        self._modules: WeakSet[torch.nn.Module] = WeakSet()
+        self._modules: WeakKeyDictionary[torch.nn.Module, None] = WeakKeyDictionary()  # in the same order on all ranks
         self._undo: list[Callable[[], None]] = []
         self._inside, self._place = False, (os.getpid(), threading.get_ident())
         self._replace(Optimizer, "__init__", self._optimizer_init)
@@ -56,7 +57,7 @@ class Interception:
         if torch.distributed.is_available():
             self._replace(torch.distributed, "init_process_group", self._init_process_group)
         for hook in (register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step),
-                     register_module_parameter_registration_hook(lambda module, name, param: self._modules.add(module))):
+                     register_module_parameter_registration_hook(lambda module, name, param: self._modules.setdefault(module))):
             self._undo.append(hook.remove)
 
     def remove(self) -> None:
@@ -88,6 +89,7 @@ class Interception:
             if loader not in self._loaders:
                 self._loaders[loader] = Sharded(loader, self.coordinator)
             self.coordinator.least = least_samples(self._modules)
+            self.coordinator.look(list(self._modules))
             return self._loaders[loader].epoch(reader=sys._getframe(1).f_globals.get("__name__", ""))
 
         return iterate
@@ -97,7 +99,8 @@ class Interception:
 
         Not if all that is trained is in evaluation mode. L-BFGS needs the loss of the whole batch: its passes are divided.
         """
-        if self.coordinator.sets and isinstance(self.coordinator.sets[-1].optimiser, torch.optim.LBFGS):
+        optimisers = [each.optimiser for each in self.coordinator.sets if not isinstance(each, OtherParameters)]
+        if optimisers and isinstance(optimisers[-1], torch.optim.LBFGS):
             return False
         updated = {id(tensor) for each in self.coordinator.sets for tensor in each.tensors}
         modes = {each.training for module in list(self._modules) for each in module.modules()
@@ -152,7 +155,7 @@ class Interception:
         def call(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
             if torch.compiler.is_compiling() or divided.inside:
                 return before(module, *args, **options)
-            self._modules.add(module)
+            self._modules.setdefault(module)
             return divided.call(module, args, options, before)
 
         return call

@@ -4,7 +4,7 @@ Each rank brings one row of numbers: what it is about to do, where it is in the 
 all rows. The ranks that are furthest behind act; the others take part without a contribution of their own, and meet again.
 Ranks whose program is over take part in the same way, until all are over.
 
-Cost: one all-reduce of 96 bytes for each rank; a second one with more than two sets of parameters.
+Cost: one all-reduce of 104 bytes for each rank; a second one with more than two sets of parameters.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Row(NamedTuple):
     touched : bit i: set i of parameters has a gradient.
     settings : checksum of the optimisers' settings; before a forward pass, of its samples.
     sums : 1: the loss is a sum over samples; 0: it is a mean.
+    others : 1: there is a gradient of a parameter that is in no set.
     steps : steps taken by each set of parameters.
     """
 
@@ -68,6 +69,7 @@ class Row(NamedTuple):
     touched: int = 0
     settings: int = 0
     sums: int = 0
+    others: int = 0
     steps: tuple[int, ...] = ()
 
     @property

@@ -74,6 +74,18 @@ class ParameterSets(list[ParameterSet]):
             broadcast(self._comm, each.wanted())
             each.start(self._comm, self._strategy, seen, steps)
 
+    def grow(self, grown: ParameterSet, added: list[torch.Tensor]) -> None:
+        """Make ``grown`` one of the sets, after those that are built, which all ranks have; it gets the tensors ``added``."""
+        if grown not in self:
+            number = 1 + max((number for number, each in enumerate(self) if each.started), default=-1)
+            self.insert(number, grown)
+            if self._aside is not None:
+                self._aside.insert(number, [])
+        if self._aside is not None:
+            for tensor in added:
+                self._aside[self.index(grown)].append(None if tensor.grad is None else tensor.grad.detach().clone())
+                tensor.grad = None
+
     # Equal replicas
 
     def _equal(self, tensors: list[torch.Tensor]) -> None:
@@ -82,7 +94,8 @@ class ParameterSets(list[ParameterSet]):
             broadcast(self._comm, tensors)
 
     def catch_up(self, rows: list[Row], source: int) -> None:
-        """Give ranks that took part in steps without samples the parameters of rank ``source``. Collective if any did.
+        """Give ranks that took part in steps without samples the parameters and gradients of rank ``source``. Collective if any
+        did.
 
         They cannot make these steps themselves: the program may have changed the gradients in between, by clipping for example.
         """
@@ -94,11 +107,22 @@ class ParameterSets(list[ParameterSet]):
             state = optimiser.state_dict() if self._comm.rank == source and optimiser is not None else None
             broadcast(self._comm, each.tensors, source)
             state = self._comm.bcast(state, source)
+            grads = self._grads(each, source)
             if each.steps != newest:
                 if state is not None and optimiser is not None:
                     optimiser.load_state_dict(state)
-                each.restore([None] * len(each.tensors))  # the others have used them
+                each.restore(grads)  # a program that does not reset its gradients adds the next ones to them
             each.steps = newest
+
+    def _grads(self, each: ParameterSet, source: int) -> list[torch.Tensor | None]:
+        """Copies of the gradients that rank ``source`` has, without sparse ones. Collective."""
+        there = self._comm.bcast([tensor.grad is not None and tensor.grad.layout == torch.strided for tensor in each.tensors],
+                                 source)
+        grads = [torch.zeros_like(tensor) if found else None for tensor, found in zip(each.tensors, there, strict=True)]
+        if self._comm.rank == source:
+            grads = [tensor.grad if found else None for tensor, found in zip(each.tensors, there, strict=True)]
+        broadcast(self._comm, [grad for grad in grads if grad is not None], source)
+        return grads
 
     def checksum_of_settings(self) -> int:
         """Of the optimisers' settings."""

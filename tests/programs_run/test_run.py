@@ -51,6 +51,8 @@ CASES = [
     {"reduction": "sum", "optimiser": "torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)"},
     {"loader": ", num_workers=1, drop_last=True"},
     {"optimiser": "torch.optim.AdamW([{'params': model[0].parameters(), 'lr': 0.1}, {'params': model[2].parameters()}])"},
+    {"optimiser": "torch.optim.SGD(model[2].parameters(), lr=0.5)"},  # the gradients of all parameters are clipped
+    {"optimiser": "torch.optim.SGD(model[:1].parameters(), lr=0.01)", "reduction": "sum"},
 ]
 
 
