@@ -19,6 +19,7 @@ from sklearn.base import is_classifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.model_selection import train_test_split
+from sklearn.neural_network import _multilayer_perceptron
 from sklearn.neural_network._stochastic_optimizers import AdamOptimizer, SGDOptimizer
 from sklearn.utils import gen_batches, shuffle
 
@@ -53,12 +54,12 @@ def train(model: Any, comm: Comm, network: Network, rows: Rows, samples: Samples
             if _is_over(model, comm) or incremental:
                 break
             if model.n_iter_ == model.max_iter:
-                warnings.warn(f"Stochastic Optimizer: Maximum iterations ({model.max_iter}) reached and the optimization "
-                              "hasn't converged yet.", ConvergenceWarning, stacklevel=2)
+                _warn(f"Stochastic Optimizer: Maximum iterations ({model.max_iter}) reached and the optimization hasn't "
+                      "converged yet.", ConvergenceWarning)
     except KeyboardInterrupt:
         if comm.size > 1:  # the other ranks have not been interrupted at the same step
             raise
-        warnings.warn("Training interrupted by user.", stacklevel=2)
+        _warn("Training interrupted by user.")
     if model.early_stopping:
         model.coefs_, model.intercepts_ = model._best_coefs, model._best_intercepts
 
@@ -68,8 +69,14 @@ def batch_rows(model: Any, n: int, aloud: bool = False) -> int:
     if model.batch_size == "auto":
         return min(200, n)
     if model.batch_size > n and aloud:
-        warnings.warn("Got `batch_size` less than 1 or larger than sample size. It is going to be clipped", stacklevel=2)
+        _warn("Got `batch_size` less than 1 or larger than sample size. It is going to be clipped")
     return int(np.clip(model.batch_size, 1, n))
+
+
+def _warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """As scikit-learn's module does: programs have filters for its name."""
+    warnings.warn_explicit(message, category, _multilayer_perceptron.__file__, 0, _multilayer_perceptron.__name__,
+                           vars(_multilayer_perceptron).setdefault("__warningregistry__", {}))
 
 
 class _Epochs:

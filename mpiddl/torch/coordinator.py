@@ -1,8 +1,8 @@
 """The steps of a program on all ranks: what is exchanged, and when.
 
 A program is the same on every rank. Its events - an epoch begins, a batch comes, a gradient is complete, an optimiser steps,
-the program is over - come in the same order, but not always in the same number: a rank may have no rows in a small batch, or
-leave a loop because of its own loss. At each event that communicates, ranks first meet (`mpiddl.torch.meeting`). Those that
+the program is over - come in the same order, but not always in the same number: a rank may leave a loop because of its own
+loss. At each event that communicates, ranks first meet (`mpiddl.torch.meeting`). Those that
 are ahead take part without samples, and get the parameters that the others' steps lead to, so that all replicas stay equal.
 
 Cost: a meeting for each gradient, and the strategy's.
@@ -69,7 +69,7 @@ class Coordinator:
         self._samples, self._sums = 0, False
         self._pass, self._after, self._passes = BackwardPass(), 0.0, False
         self._overlapped: ParameterSet | None = None
-        self._sharded, self._used, self._missed = 0, False, False
+        self._sharded, self._used = 0, False
         self._postponed: list[Callable[[], None]] = []
         self._summed, self._differs = False, False
         self._loaded: str | None = None
@@ -103,23 +103,15 @@ class Coordinator:
         return drawn(self.comm, active[0], draw)
 
     def batch(self, samples: int, number: int, ranks: int) -> None:
-        """Batch ``number`` of an epoch has come, divided over ``ranks`` ranks, with ``samples`` for this one.
-
-        With 0 samples, the rank takes part in its gradient now.
-        """
+        """Batch ``number`` of an epoch has come, divided over ``ranks`` ranks, with ``samples`` that count for this one."""
         self._ranks = ranks
         self._others.updated()
         self.sets.hide_common()
         for each in self.sets:
             each.exchanged = False
         self._batch = max(self._batch + 1, number)
-        if self._missed and not self.over:
-            self._arrive(Event.BATCH)  # ranks without rows in the last batch get the step of the others
-        self._missed = ranks < self.comm.size and self.strategy.sums_gradients
         self._samples = samples if self._used else self._samples + samples
         self._used = False
-        if not samples and not self.over:
-            self._exchange_or_idle()
 
     def epoch_left(self, ended: bool) -> None:
         """The batches of an epoch are used up, or the program has left its loop before. In the first case, and in lockstep, it
@@ -298,7 +290,7 @@ class Coordinator:
         for each in exchanged:
             each.exchange(before, after)
             each.exchanged = True
-        if self._others.set in exchanged and self.comm.rank in active and self._samples:
+        if self._others.set in exchanged and self.comm.rank in active:
             self._others.exchanged()
         self._total = sum(rows[rank].samples for rank in active) or self.comm.size
 
@@ -384,7 +376,8 @@ class Coordinator:
             return None
         self.sets.hide_common()
         changed = called_first(args, options)
-        samples, total = self._samples or 1, (self._samples or 1) * self.comm.size
+        samples = self._own_samples()
+        total = samples * self.comm.size
         self._untouched()
         each.touched = True
         if self.strategy.lockstep:
@@ -403,11 +396,14 @@ class Coordinator:
         each.exchanged = False
         self.facts.step(each.fact)
         for part in each.local:
-            part.after_step(self._samples or 1, self._total)
+            part.after_step(self._own_samples(), self._total)
         self._used = True
         optimisers = [other for other in self.sets if not other.retired and other is not self._others.set]
         if len({other.steps for other in optimisers}) == 1:  # all optimisers have stepped
             self._catch_up_postponed()
+
+    def _own_samples(self) -> int:
+        return self._samples if self._sharded else self._samples or 1
 
     # Checkpoints of the program
 

@@ -96,14 +96,17 @@ class LocalUpdate:
 
         ``sums``: the loss is a sum over the samples, not their mean.
         """
-        present = self._take(1 if sums else samples)
+        present = self._take(min(samples, 1) if sums else samples)
         step = self._step(samples, total)
         combined = self.strategy.combine(self._comm, self._state, self._grad, self._replica, step)
         self._state = combined.state
         if combined.count:
             np.multiply(combined.grad, self._grad.dtype.type((total if sums else 1) / combined.count), out=self._result)
-        for tensor, given, there in zip(self.tensors, self._given, present, strict=True):
-            tensor.grad = given if combined.count and (there or self.strategy.sums) else None
+        for tensor, given, layout in zip(self.tensors, self._given, present, strict=True):
+            if not combined.count or (layout is None and not self.strategy.sums):
+                tensor.grad = None
+            else:
+                tensor.grad = given.to_sparse(1) if layout == torch.sparse_coo else given
         if combined.rate != 1.0:
             self._rate, self._group["lr"] = self._group["lr"], self._group["lr"] * combined.rate
         self._replica.updates += combined.updates + bool(combined.count)
@@ -120,15 +123,15 @@ class LocalUpdate:
     def _step(self, samples: int, total: int) -> Step:
         return Step(self._index, samples, total, float(self._group["lr"]), self._steps)
 
-    def _take(self, factor: float) -> list[bool]:
-        """Copy the gradients into the flat array, times ``factor``. Returns which tensors have one."""
+    def _take(self, factor: float) -> list[torch.layout | None]:
+        """Copy the gradients into the flat array, times ``factor``. Returns their layouts; None where there is no gradient."""
         for tensor, own in zip(self.tensors, self._own, strict=True):
             if tensor.grad is None:
                 own.zero_()
             else:
                 grad = tensor.grad.to_dense() if tensor.grad.layout != torch.strided else tensor.grad
                 torch.mul(grad.detach(), factor, out=own)
-        return [tensor.grad is not None for tensor in self.tensors]
+        return [None if tensor.grad is None else tensor.grad.layout for tensor in self.tensors]
 
     def _adopt(self) -> None:
         """Move the moments of the optimiser into the flat arrays, where it has made or loaded new ones."""

@@ -30,15 +30,14 @@ class Event(IntEnum):
 
     START = 0
     EPOCH = 1
-    BATCH = 2
-    FORWARD = 3
-    OVERLAP = 4
-    GRADIENT = 5
-    BACKWARD = 6
-    STEP = 7
-    EPOCH_END = 8
-    SAVE = 9
-    END = 10
+    FORWARD = 2
+    OVERLAP = 3
+    GRADIENT = 4
+    BACKWARD = 5
+    STEP = 6
+    EPOCH_END = 7
+    SAVE = 8
+    END = 9
 
 
 class Passing(Enum):

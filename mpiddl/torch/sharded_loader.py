@@ -5,6 +5,9 @@ the same data set, workers and functions, then loads this rank's part of each ba
 indices (an iterable data set, or one that yields whole batches) is iterated whole on every rank, and each rank keeps its part
 of the rows of every tensor; if tensors have no common number of rows, the batch stays whole.
 
+A rank that has no part in a small batch gets its first rows, which count nothing: the program does the same on all ranks.
+Strategies without lockstep do not need that: there, the rank leaves out the batch.
+
 Cost: a broadcast of the indices of an epoch, 8 bytes a sample.
 """
 
@@ -32,7 +35,7 @@ COPIED = ("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "work
 
 
 class Shares:
-    """The batches of an epoch, as a batch sampler: this rank's part of each, without empty parts."""
+    """The batches of an epoch, as a batch sampler: what this rank computes of each."""
 
     def __init__(self) -> None:
         self.batches: list[Any] = []
@@ -86,7 +89,7 @@ class Sharded:
 
     def __init__(self, loader: DataLoader[Any], coordinator: Coordinator):
         self.loader, self._coordinator = loader, coordinator
-        self._shares = Shares()
+        self._shares, self._seeded = Shares(), False
         self._copy: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -94,12 +97,23 @@ class Sharded:
 
     def epoch(self, reader: str = "") -> Iterator[Any]:
         """This rank's parts of the batches of an epoch, for a module of the name ``reader``."""
+        return self._epoch(reader, self._drawn_early() if self._indexed() and _in_main_thread() else None)
+
+    def _drawn_early(self) -> list[Any] | None:
+        """Draw what torch draws in ``iter(loader)``: a seed for the workers, unless they live on, and with workers the batches,
+        which are returned."""
+        if not self._seeded:
+            torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+        self._seeded = self.loader.persistent_workers
+        return list(self.loader.batch_sampler or ()) if self.loader.num_workers else None
+
+    def _epoch(self, reader: str, drawn: list[Any] | None) -> Iterator[Any]:
         turns = Turns(self._coordinator, ahead=reader.partition(".")[0] in AHEAD)
-        if threading.current_thread() is not threading.main_thread():  # ranks would meet in no common order
+        if not _in_main_thread():  # ranks would meet in no common order
             self._coordinator.facts.note("a loader that was iterated in a thread was not divided: every rank got all its "
                                          "batches")
             return (yield from original_iter(self.loader))
-        yield from self._by_index(turns) if self._indexed() else self._by_rows(turns)
+        yield from self._by_index(turns, drawn) if self._indexed() else self._by_rows(turns)
 
     def _indexed(self) -> bool:
         """Whether batches are made of indices that are known before the epoch."""
@@ -111,25 +125,31 @@ class Sharded:
         except TypeError:
             return False
 
-    def _by_index(self, turns: Turns) -> Iterator[Any]:
+    def _by_index(self, turns: Turns, drawn: list[Any] | None) -> Iterator[Any]:
         coordinator, size, rank = self._coordinator, self._coordinator.comm.size, self._coordinator.comm.rank
         after = self._state()
-        batches, state = coordinator.epoch_begins(lambda: (_packed(self._drawn(after)), after.numpy()))
-        least = coordinator.least
-        shares = [(part(batch, size, rank, least), used_parts(len(batch), size, least)) for batch in _unpacked(batches)]
-        self._shares.batches = [share for share, _ in shares if share]
+        batches, state = coordinator.epoch_begins(lambda: (_packed(drawn or self._drawn(after)), after.numpy()))
+        least, shares = coordinator.least, []
+        for batch in _unpacked(batches):
+            own = part(batch, size, rank, least)
+            shares.append((own or batch[: self._stand_in()], len(own), used_parts(len(batch), size, least)))
+        self._shares.batches = [share for share, _, _ in shares if share]
         loaded = iter(self._plain())
         self._generator().set_state(torch.from_numpy(state))
         ended = False
         try:
-            for number, (share, ranks) in enumerate(shares):
-                turns.batch(len(share), number, ranks)
+            for number, (share, samples, ranks) in enumerate(shares):
+                turns.batch(samples, number, ranks)
                 if share:
                     yield next(loaded)
                     turns.wanted()
             ended = True
         finally:
             turns.left(ended)
+
+    def _stand_in(self) -> int:
+        """Rows of a batch that a rank without a part of it computes."""
+        return self._coordinator.least if self._coordinator.strategy.lockstep else 0
 
     def _generator(self) -> torch.Generator:
         return self.loader.generator or torch.default_generator
@@ -138,13 +158,12 @@ class Sharded:
         return self._generator().get_state()
 
     def _drawn(self, after: torch.Tensor) -> list[Any]:
-        """The batches of an epoch, from the random numbers that the loader itself would take: after the seed of its workers.
+        """The batches of an epoch, from the random numbers that the loader itself would take.
 
         The generator is as before the call when it returns; ``after`` gets its state as the loader would leave it.
         """
         before, sampler = after.clone(), self.loader.batch_sampler
         assert sampler is not None
-        torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
         found = list(sampler)
         after.copy_(self._state())
         self._generator().set_state(before)
@@ -166,8 +185,9 @@ class Sharded:
                     continue
                 kept = block_of_at_least(rows, coordinator.comm.size, coordinator.comm.rank, coordinator.least)
                 turns.batch(len(kept), number, used_parts(rows, coordinator.comm.size, coordinator.least))
-                if kept:
-                    yield cut(batch, rows, slice(kept.start, kept.stop))
+                share = slice(kept.start, kept.stop) if kept else slice(0, self._stand_in())
+                if share.stop:
+                    yield cut(batch, rows, share)
                     turns.wanted()
             ended = True
         finally:
@@ -187,6 +207,10 @@ class PlainLoader(DataLoader[Any]):
 
 original_iter = DataLoader.__iter__
 """As torch defines it."""
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def part(batch: Sequence[Any], size: int, rank: int, least: int = 1) -> list[Any]:

@@ -12,6 +12,7 @@ import sklearn.neural_network as theirs
 from harness.matrices import DEALS
 from harness.tiers import more
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from sklearn.utils.validation import has_fit_parameter
 
@@ -252,3 +253,10 @@ def test_more_ranks_than_rows_in_a_batch(comm, rows):
         settings = {"hidden_layer_sizes": (3,), "max_iter": 3, "random_state": 0, "batch_size": 1}
         model = MLPRegressor(comm=comm, rows=rows, **settings).fit(x[own], y[own])
         assert_same(model, theirs.MLPRegressor(**settings).fit(x, y))
+
+
+def test_a_filter_for_scikit_learns_warnings_holds(comm):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=ConvergenceWarning, module="sklearn")
+        MLPClassifier(max_iter=1, comm=comm).fit(X, TARGETS["classes"])

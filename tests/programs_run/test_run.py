@@ -153,6 +153,32 @@ print("loss", loss)
     assert loss < 0.72
 
 
+SPARSE = """
+import torch
+torch.manual_seed(3)
+ids = torch.randint(0, 20, (60, 4))
+table = torch.nn.EmbeddingBag(20, 2, sparse=True)
+data = torch.utils.data.TensorDataset(ids, ids[:, 0] % 2)
+optimiser = torch.optim.SparseAdam(table.parameters(), lr=0.1)
+for epoch in range(4):
+    for a, b in torch.utils.data.DataLoader(data, batch_size=20):
+        optimiser.zero_grad()
+        loss = torch.nn.functional.cross_entropy(table(a), b)
+        loss.backward()
+        optimiser.step()
+print("loss", torch.nn.functional.cross_entropy(table(ids), ids[:, 0] % 2).item())
+"""
+
+
+@pytest.mark.parametrize("strategy", ["auto", "gossip:graph=complete", "local-sgd:period=2"])
+def test_sparse_gradients(tmp_path, mpirun, strategy):
+    program = tmp_path / "program.py"
+    program.write_text(SPARSE)
+    found = mpirun(2, "mpiddl", "run", "--strategy", strategy, program)
+    assert found.returncode == 0, found.stderr
+    assert numbers(found.stdout, "loss")[0] < 0.6
+
+
 @pytest.mark.parametrize(("strategy", "wanted"), [
     ("coded-sum", "gradients of single blocks"), ("asgd:communication=two-sided", "only serve"),
     ("gosip", "did you mean 'gossip'?")])

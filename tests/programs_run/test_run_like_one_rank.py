@@ -112,6 +112,46 @@ for a, b in batches_of([4, 1, 4, 2, 1]):
             param -= 0.1 * param.grad
 weights("a-part-by-hand", nn.Sequential(model, head))
 
+model, teacher = nn.Linear(4, 1), nn.Linear(4, 1)
+optimiser = sgd(model)
+for a, b in batches_of([4, 1, 4, 2, 1]):
+    count = getattr(teacher, "count", 0)
+    optimiser.zero_grad()
+    out = model(a)
+    (mse(out, b) + mse(out, teacher(a).detach()) / (1 + count)).backward()
+    optimiser.step()
+    teacher.count = count + 1
+    with torch.no_grad():
+        for slow, fast in zip(teacher.parameters(), model.parameters()):
+            slow.lerp_(fast, 0.5)
+weights("teacher", model)
+
+model = nn.Linear(4, 1)
+optimiser = sgd(model)
+for a, b in DataLoader(data, batch_size=6):
+    for c, d in batches_of([4, 1, 4, 2, 1]):
+        inner = sgd(model)
+        optimiser.zero_grad()
+        mse(model(c), d).backward()
+        inner.step()
+weights("optimisers-in-nested-loops", model)
+
+loader = DataLoader(data, batch_size=6, shuffle=True, num_workers=1, persistent_workers=True)
+model = nn.Linear(4, 1)
+optimiser = sgd(model)
+for epoch in range(2):
+    batches, number = iter(loader), torch.rand(1).item()
+    for a, b in batches:
+        optimiser.zero_grad()
+        mse(model(a), b).backward()
+        optimiser.step()
+    batches, number = iter(DataLoader(data, batch_size=6, shuffle=True)), number + torch.rand(1).item()
+    for a, b in batches:
+        optimiser.zero_grad()
+        mse(model(a), b).backward()
+        optimiser.step()
+weights("order-of-samples", model, number)
+
 for fold in range(2):
     train_rows, kept = random_split(data, [8, 4])
     model = nn.Linear(4, 1)
@@ -278,7 +318,7 @@ def test_weights_are_those_of_one_rank(tmp_path, command, mpirun):
     program.write_text(PROGRAM)
     (tmp_path / "accelerate.py").write_text(READER)
     alone = lines(command(sys.executable, program).stdout)
-    assert len(alone) == 26
+    assert len(alone) == 29
     for ranks in (2, 3):
         found = mpirun(ranks, "mpiddl", "run", program)
         assert found.returncode == 0, found.stderr

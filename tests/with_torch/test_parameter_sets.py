@@ -43,6 +43,6 @@ def test_sets_of_optimisers_that_are_gone_are_dropped(comm, link):
 def test_a_meeting_has_room_for_any_number_of_sets(comm, link, most):
     def row(rank):
         count = most if rank else 1
-        return Row(Event.GRADIENT, 1, rank, 7, (1 << count) - 1, 3, 0, tuple(range(rank, rank + count)))
+        return Row(Event.GRADIENT, 1, rank, 7, (1 << count) - 1, 3, 0, rank % 2, tuple(range(rank, rank + count)))
 
     assert meet(link, row(comm.rank)) == [row(rank) for rank in range(comm.size)]
