@@ -165,8 +165,12 @@ class Session:
                 code = compile(file.read(), program, "exec", dont_inherit=True)
             exec(code, main.__dict__)
         except SystemExit as left:
-            if left.code not in (None, 0):
-                raise
+            if left.code in (None, 0):
+                return
+            left.exit_code = left.code if isinstance(left.code, int) else 1  # type: ignore[attr-defined] # of the job
+            if self._link.rank:
+                left.code = left.exit_code  # type: ignore[attr-defined] # rank 0 prints the message
+            raise
         finally:
             sys.modules["__main__"], sys.argv, sys.path[0] = before
 

@@ -105,3 +105,13 @@ def test_torch_save(files):
     torch.save({"a": torch.ones(2)}, "out/a.pt")
     torch.save({"b": torch.ones(2)}, Path("out/b.pt"))
     assert list(torch.load("out/a.pt")) + list(torch.load(Path("out/b.pt"))) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("leave", "code", "printed"), [
+    ("sys.exit('too low')", 1, 1), ("sys.exit(3)", 3, 0), ("sys.exit(3 if rank else 0)", 3, 0)])
+def test_a_program_that_leaves_has_its_message_once_and_its_exit_code(tmp_path, mpirun, leave, code, printed):
+    program = tmp_path / "program.py"
+    program.write_text(f"import sys\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.rank\n{leave}\n")
+    done = mpirun(2, "mpiddl", "run", "--quiet", program)
+    assert done.returncode == code
+    assert done.stderr.count("too low") == printed
