@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Any
 
 from mpiddl.errors import CommError
 from mpiddl.transport.base import Request
-from mpiddl.transport.comm import Comm
+from mpiddl.transport.comm import Comm, CommRequest
 from mpiddl.transport.meter import booked
 
 Steps = Iterator[Request]
@@ -42,6 +43,12 @@ class State(Enum):
 
 
 RUNNING, DONE, FAILED = State
+
+SPIN_S = 1e-3
+"""A thread beside the main one that waits for a collective does not sleep before it has waited so long."""
+
+SLEEP_S, SLEEPS = 2e-4, 32
+"""Then it sleeps at most so long between two looks, and at most for such a part of the time that it has waited."""
 
 
 class Started:
@@ -79,13 +86,14 @@ class Started:
             self._entered = self._comm.now()
         if self._comm.freed:
             self.give_up("its communicator was freed")
+        wait = _wait if threading.current_thread() is threading.main_thread() else self._wait_asleep
         while not self.over:
             try:
                 while not self.over and any(other is not self for other in self._beside):
                     self._all_go_on()
                     os.sched_yield()
                 with self._lock:
-                    self._drive(_wait)
+                    self._drive(wait)
             except BaseException as error:
                 with self._lock:
                     self._hold_back(error)
@@ -137,6 +145,18 @@ class Started:
                     self._finish()
             finally:
                 self._lock.release()
+
+    def _wait_asleep(self, request: Request) -> bool:
+        """Wait in a thread beside the main one, which computes: between two looks at a message, it has the core."""
+        if isinstance(request, CommRequest) and request.processes:
+            while not request.Test():
+                waited = self._comm.now() - (self._entered or 0.0)
+                if waited < SPIN_S:
+                    os.sched_yield()
+                else:
+                    time.sleep(min(SLEEP_S, waited / SLEEPS))
+            return True
+        return _wait(request)
 
     def _all_go_on(self) -> None:
         """This one and what else this rank has started: another rank may wait for our part of that first."""
