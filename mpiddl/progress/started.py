@@ -19,14 +19,15 @@ progress thread (`mpiddl.progress.thread`) does that while the main thread compu
 
 from __future__ import annotations
 
+import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Any
 
 from mpiddl.errors import CommError
+from mpiddl.machine.backoff import poll
 from mpiddl.transport.base import Request
 from mpiddl.transport.comm import Comm, CommRequest
 from mpiddl.transport.meter import booked
@@ -44,11 +45,8 @@ class State(Enum):
 
 RUNNING, DONE, FAILED = State
 
-SPIN_S = 1e-3
-"""A thread beside the main one that waits for a collective does not sleep before it has waited so long."""
-
-SLEEP_S, SLEEPS = 2e-4, 32
-"""Then it sleeps at most so long between two looks, and at most for such a part of the time that it has waited."""
+LONGEST_SLEEP_S = 2e-4
+"""Of a thread beside the main one, between two looks at a message."""
 
 
 class Started:
@@ -86,7 +84,7 @@ class Started:
             self._entered = self._comm.now()
         if self._comm.freed:
             self.give_up("its communicator was freed")
-        wait = _wait if threading.current_thread() is threading.main_thread() else self._wait_asleep
+        wait = _wait if threading.current_thread() is threading.main_thread() else _wait_asleep
         while not self.over:
             try:
                 while not self.over and any(other is not self for other in self._beside):
@@ -145,18 +143,6 @@ class Started:
                     self._finish()
             finally:
                 self._lock.release()
-
-    def _wait_asleep(self, request: Request) -> bool:
-        """Wait in a thread beside the main one, which computes: between two looks at a message, it has the core."""
-        if isinstance(request, CommRequest) and request.processes:
-            while not request.Test():
-                waited = self._comm.now() - (self._entered or 0.0)
-                if waited < SPIN_S:
-                    os.sched_yield()
-                else:
-                    time.sleep(min(SLEEP_S, waited / SLEEPS))
-            return True
-        return _wait(request)
 
     def _all_go_on(self) -> None:
         """This one and what else this rank has started: another rank may wait for our part of that first."""
@@ -253,6 +239,13 @@ def go_on(comm: Comm, several: Sequence[Started]) -> None:
 def _wait(request: Request) -> bool:
     request.Wait()
     return True
+
+
+def _wait_asleep(request: Request) -> bool:
+    """For a thread beside the main one: that one has the core between two looks at a message."""
+    if isinstance(request, CommRequest) and request.processes:
+        return poll(request.Test, math.inf, LONGEST_SLEEP_S)
+    return _wait(request)
 
 
 def _test(request: Request) -> bool:

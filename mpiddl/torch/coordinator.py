@@ -2,8 +2,8 @@
 
 A program is the same on every rank. Its events - an epoch begins, a batch comes, a gradient is complete, an optimiser steps,
 the program is over - come in the same order, but not always in the same number: a rank may leave a loop because of its own
-loss. At each event that communicates, ranks first meet (`mpiddl.torch.meeting`). Those that
-are ahead take part without samples, and get the parameters that the others' steps lead to, so that all replicas stay equal.
+loss. At each event that communicates, ranks first meet (`mpiddl.torch.meeting`). Those that are ahead take part without
+samples, and get the parameters that the others' steps lead to, so that all replicas stay equal.
 
 Cost: a meeting for each gradient, and the strategy's.
 """
@@ -23,10 +23,10 @@ from mpiddl.torch.backward_pass import BackwardPass
 from mpiddl.torch.closures import called_first
 from mpiddl.torch.facts import Facts
 from mpiddl.torch.meeting import LAST, Event, Passing, Row, behind, different, drawn, meet, parted, weights
+from mpiddl.torch.other_parameters import OtherParameters
 from mpiddl.torch.parameter_set import ParameterSet
 from mpiddl.torch.parameter_sets import ParameterSets
 from mpiddl.torch.strategy_state import SUFFIX
-from mpiddl.torch.without_optimiser import WithoutOptimiser
 from mpiddl.transport.comm import Comm
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Coordinator:
 
     def __init__(self, comm: Comm, strategy: Strategy, steps: int = 0):
         self.comm, self.strategy, self.facts = comm, strategy, Facts()
-        self.sets, self._others = ParameterSets(comm, strategy), WithoutOptimiser()
+        self.sets, self._others = ParameterSets(comm, strategy), OtherParameters()
         self._steps, self._epoch, self._batch = steps, 0, 0
         self._samples, self._sums = 0, False
         self._pass, self._after, self._passes = BackwardPass(), 0.0, False
@@ -155,7 +155,7 @@ class Coordinator:
 
     def _seen_without_optimiser(self, number: int) -> None:
         """A gradient of a parameter was accumulated that may be in no set."""
-        if self.over or not self._sharded or not self._others.seen(number, self.sets):
+        if self.over or not self._sharded or not self._others.finds(number, self.sets):
             return
         if not self.strategy.sums_gradients:
             self.facts.note(f"{ALONE}: each rank has those of its own samples")
@@ -284,24 +284,22 @@ class Coordinator:
         for rank in active:
             touched |= rows[rank].touched
         exchanged = [each for number, each in enumerate(self.sets) if touched >> number & 1]
-        if any(rows[rank].others for rank in active):
-            exchanged += self._join()
+        if any(rows[rank].others for rank in active) and self._others_join() and self._others not in exchanged:
+            exchanged.append(self._others)
         self._others.possible = False
         for each in exchanged:
             each.exchange(before, after)
             each.exchanged = True
-        if self._others.set in exchanged and self.comm.rank in active:
-            self._others.exchanged()
+        if self._others in exchanged and self.comm.rank in active:
+            self._others.used()
         self._total = sum(rows[rank].samples for rank in active) or self.comm.size
 
-    def _join(self) -> list[ParameterSet]:
-        """Parameters without an optimiser become a set, which is returned if it is new in this exchange. Collective."""
-        factor, known = self._ranks if self._sums else 1, self._others.set in self.sets and self._others.set.touched
-        if not self._others.join(self.comm, self.strategy, self.sets, self.seen, factor):
-            self.facts.note(f"{ALONE}, and differ between ranks: each rank has those of its own samples")
-            return []
-        self.facts.note(f"{ALONE}: they were summed over ranks as well")
-        return [] if known else [self._others.set]
+    def _others_join(self) -> bool:
+        """Parameters without an optimiser become a set. Returns whether they are the same on all ranks. Collective."""
+        joined = self._others.join(self.comm, self.strategy, self.sets, self.seen, self._ranks if self._sums else 1)
+        self.facts.note(f"{ALONE}: they were summed over ranks as well" if joined else
+                        f"{ALONE}, and differ between ranks: each rank has those of its own samples")
+        return joined
 
     # Meetings
 
@@ -398,7 +396,7 @@ class Coordinator:
         for part in each.local:
             part.after_step(self._own_samples(), self._total)
         self._used = True
-        optimisers = [other for other in self.sets if not other.retired and other is not self._others.set]
+        optimisers = [other for other in self.sets if not other.retired and other is not self._others]
         if len({other.steps for other in optimisers}) == 1:  # all optimisers have stepped
             self._catch_up_postponed()
 

@@ -34,8 +34,8 @@ from mpiddl.torch.batch_dimension import least_samples
 from mpiddl.torch.coordinator import Coordinator
 from mpiddl.torch.divided_forward import DividedForward
 from mpiddl.torch.loss_reduction import is_sum
+from mpiddl.torch.other_parameters import OtherParameters
 from mpiddl.torch.sharded_loader import PlainLoader, Sharded
-from mpiddl.torch.without_optimiser import OtherParameters
 
 
 class Interception:

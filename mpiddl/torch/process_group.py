@@ -30,10 +30,11 @@ from mpi4py import MPI
 from mpiddl.communicator import Communicator
 from mpiddl.errors import CommError, MismatchError, UsageError
 from mpiddl.machine.after_import import AfterImport
+from mpiddl.machine.backoff import poll
 from mpiddl.machine.clock import now
 from mpiddl.torch.backend_name import NAME
 from mpiddl.torch.process_group_calls import Calls
-from mpiddl.torch.process_group_messages import Messages, patient
+from mpiddl.torch.process_group_messages import Messages
 from mpiddl.torch.process_group_watch import LEFT_S, PAUSE_S, Watch, Watched
 from mpiddl.torch.process_group_work import Queue, Work
 from mpiddl.torch.rendezvous import check_world
@@ -102,7 +103,7 @@ class MpiddlProcessGroup(Calls, dist.ProcessGroup):
         assert job is not None
         job.patient = True
         request = self._comm.Ibarrier()
-        while not patient(request.Test, min(PAUSE_S, self.timeout.total_seconds())):
+        while not poll(request.Test, min(PAUSE_S, self.timeout.total_seconds())):
             waited = now() - job.began
             gone = self._watched.left() if waited > LEFT_S else []
             if gone or waited >= self.timeout.total_seconds():
@@ -157,7 +158,7 @@ class MpiddlProcessGroup(Calls, dist.ProcessGroup):
     def _all_here(self) -> bool:
         """Wait until every rank wants to free the group; False if one has left without it, or none came within the timeout."""
         request, began = self._comm.Ibarrier(), now()
-        while not patient(request.Test, min(PAUSE_S, self.timeout.total_seconds())):
+        while not poll(request.Test, min(PAUSE_S, self.timeout.total_seconds())):
             if self._watched.any_left() or now() - began > self.timeout.total_seconds():
                 return False
         return True

@@ -6,7 +6,6 @@ inside its calls only, so a thread asks for those under way while the program co
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,16 +17,11 @@ import numpy as np
 from mpi4py import MPI
 
 from mpiddl.errors import CommError, UsageError
+from mpiddl.machine.backoff import FIRST_S, longer, poll
 from mpiddl.machine.clock import now
 from mpiddl.torch.process_group_tensors import Flat, one
 from mpiddl.torch.process_group_watch import PAUSE_S
 from mpiddl.torch.process_group_work import NO_TIMEOUT, Work
-
-SPINS = 200
-"""Looks without a sleep between them: a message on one host comes within some of them."""
-
-PAUSES_S = 0.00005, 0.001
-"""Sleep between later looks: at first, and at most."""
 
 
 class Message(Work):
@@ -67,7 +61,7 @@ class Message(Work):
         """
         limit, began = (timeout if timeout.total_seconds() > 0 else self._timeout).total_seconds(), now()
         waited = 0.0
-        while not patient(self.ask, min(PAUSE_S, limit - waited)):
+        while not poll(self.ask, min(PAUSE_S, limit - waited)):
             waited = now() - began
             if waited >= limit:
                 raise CommError(f"{self.name}: got no message {self._peer} in {limit:g} s, expected the matching call there")
@@ -78,21 +72,6 @@ class Message(Work):
 
     def is_completed(self) -> bool:
         return self.ask()
-
-
-def patient(ask: Callable[[], bool], limit_s: float) -> bool:
-    """Ask until the answer is yes; False if it was not after ``limit_s``."""
-    deadline, pause = now() + limit_s, PAUSES_S[0]
-    for _ in range(SPINS):
-        if ask():
-            return True
-        os.sched_yield()
-    while not ask():
-        if now() > deadline:
-            return False
-        time.sleep(pause)
-        pause = min(1.2 * pause, PAUSES_S[1])
-    return True
 
 
 class Messages:
@@ -146,16 +125,16 @@ class Messages:
         return message
 
     def _look_after(self) -> None:
-        pause = PAUSES_S[0]
+        pause = FIRST_S
         while not self._ended:
             with self._news:
                 before, self._open = len(self._open), [message for message in self._open if not message._over]
                 while not (self._open or self._ended):
                     self._news.wait()
-                    pause = PAUSES_S[0]
+                    pause = FIRST_S
                 asked = list(self._open)
             over = sum([message.ask() for message in asked])
-            pause = PAUSES_S[0] if over or len(asked) > before else min(1.2 * pause, PAUSES_S[1])
+            pause = FIRST_S if over or len(asked) > before else longer(pause)
             time.sleep(pause)
 
     def barrier(self, timeout: timedelta, wait_all: bool) -> None:
@@ -175,7 +154,7 @@ class Messages:
         if raw.rank:
             raw.Isend(nothing, 0, tag).Free()
             answer = raw.Irecv(nothing, 0, tag)
-            if not patient(answer.Test, limit):
+            if not poll(answer.Test, limit):
                 _give_up(answer)
                 raise CommError(f"Rank {raw.rank} successfully reached monitoredBarrier, but received errors while waiting for "
                                 f"send/recv from rank 0: got no answer in {1000 * limit:g} ms, expected monitored_barrier() on "
@@ -185,7 +164,7 @@ class Messages:
         missing: list[int] = []
         deadline = now() + limit
         for rank, request in coming.items():
-            if (missing and not wait_all) or not patient(request.Test, max(deadline - now(), 0.0)):
+            if (missing and not wait_all) or not poll(request.Test, max(deadline - now(), 0.0)):
                 missing.append(rank)
         if missing:
             for rank in missing:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from mpiddl.collectives.reduce_scatter_ring import reduce_scatter_ring
 from mpiddl.collectives.wire import wire
 from mpiddl.errors import CommError
 from mpiddl.layout import block_bounds
-from mpiddl.progress import started
 from mpiddl.progress.started import Started, go_on, run
 from mpiddl.progress.thread import Progress
 from mpiddl.transport import virtual
@@ -397,32 +394,3 @@ def test_a_failure_inside_is_raised_by_wait_whoever_met_it(link, before):
 def test_a_failure_at_the_start_is_raised_there(link):
     with pytest.raises(Odd):
         run(link, (), failing(), blocking=False)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_a_thread_that_waits_for_long_sleeps(link, monkeypatch):
-    """The last rank begins when it has heard from all others that they sleep."""
-    last, told, result = link.size - 1, [], np.zeros(1000)
-    link.check_threads()
-
-    def sleep(seconds):
-        if not told:
-            told.append(link.Isend(np.zeros(1), last, 7))
-        time.sleep(seconds)
-
-    def reduce():
-        allreduce(link, np.arange(1000.0), result, algorithm="ring")
-
-    reduce()  # what is set up with the first call is there
-    if link.rank == last:
-        for rank in range(last):
-            link.Recv(np.zeros(1), rank, 7)
-        reduce()
-    else:
-        monkeypatch.setattr(started, "time", SimpleNamespace(sleep=sleep))
-        thread = threading.Thread(target=reduce)
-        thread.start()
-        thread.join()
-        monkeypatch.undo()
-        told[0].Wait()
-    np.testing.assert_array_equal(result, np.arange(1000) * link.size)

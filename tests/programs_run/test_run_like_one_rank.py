@@ -101,6 +101,17 @@ for name, loader in (("few-rows-in-the-middle", batches_of([4, 1, 4, 2, 1])),
         optimiser.step()
     weights(name, model)
 
+first, second = nn.Linear(4, 1), nn.Linear(4, 1)
+for part in (first, second):
+    for a, b in batches_of([4, 1, 4, 2, 1]):
+        part.zero_grad()
+        mse(part(a), b).backward()
+        with torch.no_grad():
+            for param in part.parameters():
+                param -= 0.1 * param.grad
+    optimiser = sgd(first)
+weights("by-hand-after-an-optimiser-of-the-same", nn.Sequential(first, second))
+
 model, head = nn.Linear(4, 3), nn.Linear(3, 1)
 optimiser = sgd(head)
 for a, b in batches_of([4, 1, 4, 2, 1]):
@@ -111,6 +122,18 @@ for a, b in batches_of([4, 1, 4, 2, 1]):
         for param in model.parameters():
             param -= 0.1 * param.grad
 weights("a-part-by-hand", nn.Sequential(model, head))
+
+head, experts = nn.Linear(3, 1), nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
+optimiser = sgd(head)
+gate = torch.tensor([0, 0, 0, 0, 0, 0, 0, 1, 2, 1, 2, 0])
+for rows, a, b in DataLoader(TensorDataset(gate, x, y), batch_size=4):
+    head.zero_grad(), experts.zero_grad()
+    mse(head(torch.stack([experts[number](row) for number, row in zip(rows.tolist(), a)])), b).backward()
+    optimiser.step()
+    with torch.no_grad():
+        for param in experts.parameters():
+            param -= 0.1 * (0 if param.grad is None else param.grad)
+weights("experts-by-hand", nn.Sequential(head, *experts))
 
 model, teacher = nn.Linear(4, 1), nn.Linear(4, 1)
 optimiser = sgd(model)
@@ -318,7 +341,7 @@ def test_weights_are_those_of_one_rank(tmp_path, command, mpirun):
     program.write_text(PROGRAM)
     (tmp_path / "accelerate.py").write_text(READER)
     alone = lines(command(sys.executable, program).stdout)
-    assert len(alone) == 29
+    assert len(alone) == 31
     for ranks in (2, 3):
         found = mpirun(ranks, "mpiddl", "run", program)
         assert found.returncode == 0, found.stderr
